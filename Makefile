@@ -1,0 +1,82 @@
+# FlowBundler: OVS-DPDK with a traffic shaper.  "make help" lists what there is.
+
+# Where everything is built; nothing outside it is touched, except that "make"
+# installs missing Debian packages and "make install" installs.
+B ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+# A tree of OVS 3.5 to build instead of Debian 13's.  It is copied.
+OVS_SRC ?=
+CFLAGS ?= -O2 -g -march=native
+
+BUILD := $(abspath $(B))
+OVS := $(BUILD)/ovs
+# OVS's build scripts need no more than Debian's own interpreter, which is the
+# one that the packages installed here belong to.
+PYTHON3 := /usr/bin/python3
+CONFIGURE = ./configure -q --enable-silent-rules --with-dpdk=shared --prefix=$(PREFIX) \
+	PYTHON3=$(PYTHON3) CFLAGS="$(CFLAGS)"
+# As parallel as the machine allows, unless make was told how parallel to be.
+JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
+# Warnings are errors in our own files, and only there.  The environment
+# variable MAKEFILES is how this reaches OVS's makefiles unpatched.
+OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
+
+.PHONY: all help deps ovs venv demo check check-c install debian13 clean
+
+all: ovs
+
+help:
+	@echo 'make           install packages, build OVS with our shaper into $(B)/'
+	@echo 'make venv      the Python environment of the controller and the tests'
+	@echo 'make demo      show it: tenants, rates and real traffic (root)'
+	@echo 'make check     run all tests (root)'
+	@echo 'make debian13  build and try it in a Debian 13 chroot (root)'
+	@echo 'make install   install to PREFIX=$(PREFIX), below DESTDIR='
+	@echo 'make clean     remove $(B)/'
+	@echo 'Variables: B=DIR OVS_SRC=DIR CFLAGS=... PREFIX=DIR DESTDIR=DIR'
+
+deps:
+	@utilities/install-deps
+
+# OVS's makefiles know their own dependencies: they are always asked, and it
+# takes them seconds to find that there is nothing to do.
+ovs: deps
+	@utilities/ovs-tree --build $(BUILD) prepare $(if $(OVS_SRC),--ovs-src '$(OVS_SRC)')
+	@cd $(OVS) && echo '$(CONFIGURE)' | cmp -s - configured || { \
+		set -e; ./boot.sh; $(CONFIGURE); echo '$(CONFIGURE)' >configured; }
+	$(OVS_MAKE) all
+
+venv: deps
+	@FB_VENV=$(BUILD)/venv utilities/fb-venv
+
+demo: all venv
+	@utilities/fb-demo
+
+# C unit tests are programs of OVS's ovstest or autotests; both are driven by
+# pytest, so that there is one list of results.
+check: all venv
+	@FB_BUILD=$(BUILD) $(BUILD)/venv/bin/python -m pytest tests
+
+# OVS as its own makefiles install it, and ours beside it.
+DATA = $(DESTDIR)$(PREFIX)/share/flowbundler
+TOOLS = fb-controller flowbundler-ctl
+
+install: all
+	$(OVS_MAKE) install DESTDIR=$(DESTDIR)
+	install -d $(DATA)/utilities $(DESTDIR)$(PREFIX)/bin
+	install -m 644 requirements.txt $(DATA)
+	install -m 755 utilities/fb-venv $(TOOLS:%=utilities/%) $(DATA)/utilities
+	find controller -name '*.py' -exec install -D -m 644 {} $(DATA)/{} \;
+	for tool in $(TOOLS); do \
+		printf '#!/bin/sh\nexec %s/%s "$$@"\n' \
+			$(PREFIX)/share/flowbundler/utilities $$tool \
+			>$(DESTDIR)$(PREFIX)/bin/$$tool && \
+		chmod 755 $(DESTDIR)$(PREFIX)/bin/$$tool || exit; \
+	done
+
+debian13: deps
+	@utilities/debian13 $(BUILD)/debian13
+
+clean:
+	rm -rf $(BUILD)
