@@ -1,0 +1,18 @@
+"""Rates of tenants' VMs as OpenFlow 1.3 meters and flows.
+
+Everything the controller knows, except how OpenFlow looks on the wire:
+
+========== =====================================================================
+units      rates and sizes, as text and as numbers
+loader     YAML with line numbers, duplicate keys refused
+config     the file of tenants: what is allowed, and every error at once
+ids        which meter id belongs to which VM and destination
+plan       configuration + a switch's ports -> the meters and flows it should have
+sync       one switch: what it has, what it should have, the messages between
+service    all switches and all tenants: reload, live rate changes, status
+rest       HTTP requests -> service calls -> JSON
+========== =====================================================================
+
+Nothing here imports Ryu, opens a socket, starts a thread or reads a clock of its
+own; ``ryu_rates.py`` beside this package does that.
+"""

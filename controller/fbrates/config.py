@@ -1,0 +1,638 @@
+"""The file of tenants: what may be in it, and all that is wrong with it at once.
+
+`load` and `parse` give a `Config` in which every default is filled in and every
+name resolved, or raise `InvalidConfig` with one `Problem` for each mistake.  The
+format is described in docs/controller.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from fbrates import loader, units
+from fbrates.loader import InvalidConfig, Path, Problem, dotted
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+PORT_NAME_LENGTH = 15
+"""OpenFlow 1.3 carries a port's name in 16 bytes, the last one zero."""
+
+NAME_ALLOWED = "1 to 63 letters, digits, '_', '.' and '-', the first one a letter, digit or '_'"
+PORT_ALLOWED = f"an OpenFlow port's name: 1 to {PORT_NAME_LENGTH} printable characters, no spaces"
+MAC_ALLOWED = "a unicast MAC address such as 02:00:00:00:00:01"
+IP_ALLOWED = "a unicast IPv4 or IPv6 address, or a list of them"
+TO_ALLOWED = "an IPv4 or IPv6 address or prefix, such as 10.0.0.9, 10.1.0.0/16 or 2001:db8::/64"
+SWITCHES_ALLOWED = 'any, or a list of datapath ids such as 0x1 or "000002b2c3d4e5f6"'
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+_PORT = re.compile(rf"[!-~]{{1,{PORT_NAME_LENGTH}}}")
+_MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
+_UNSET = -1
+_UNLIMITED = 0
+
+
+# What the rest of the controller works with.
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A rate towards an address or prefix: one meter."""
+
+    key: str
+    network: Network
+    rate: int | None
+    burst: int | None
+
+
+@dataclass(frozen=True)
+class Vm:
+    """A VM, how its packets are recognized, and its rate: one meter."""
+
+    key: str
+    tenant: str
+    name: str
+    port: str | None
+    mac: str | None
+    ips: tuple[Address, ...]
+    rate: int | None
+    burst: int | None
+    destinations: dict[str, Destination]
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant: VMs, and destinations whose rate they share."""
+
+    key: str
+    name: str
+    vms: dict[str, Vm]
+    destinations: dict[str, Destination]
+
+
+@dataclass(frozen=True)
+class ForwardingEntry:
+    """Frames for `to` (a MAC address or a network) leave through `port`."""
+
+    to: str | Network
+    port: str
+
+
+@dataclass(frozen=True)
+class Forwarding:
+    """What table 2 does."""
+
+    mode: Literal["normal", "static"] = "normal"
+    entries: tuple[ForwardingEntry, ...] = ()
+    unknown: Literal["normal", "drop"] = "drop"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole file, checked, with all defaults filled in."""
+
+    tenants: dict[str, Tenant]
+    switches: frozenset[int] | None = None
+    unknown_sources: Literal["forward", "drop"] = "forward"
+    forwarding: Forwarding = field(default_factory=Forwarding)
+    first_meter: int = 1
+    last_meter: int = 65535
+    resync_interval: int = 10
+
+    def limits(self) -> Iterator[Vm | Destination]:
+        """Everything that has a rate, in the file's order."""
+        for tenant in self.tenants.values():
+            for vm in tenant.vms.values():
+                yield vm
+                yield from vm.destinations.values()
+            yield from tenant.destinations.values()
+
+    def selects(self, datapath_id: int) -> bool:
+        """Whether the switch is one that the file is about."""
+        return self.switches is None or datapath_id in self.switches
+
+
+def network_text(network: Network) -> str:
+    """``10.0.0.9`` for a single address, ``10.1.0.0/16`` for a prefix."""
+    return str(network.network_address) if _is_host(network) else str(network)
+
+
+def _is_host(network: Network) -> bool:
+    return network.prefixlen == network.max_prefixlen
+
+
+# Parsing of single values.  Each raises `units.UnitError`.
+
+
+def parse_rate_or_unlimited(value: object) -> int:
+    """Give bit/s, or 0 for ``unlimited``."""
+    if value == units.UNLIMITED:
+        return _UNLIMITED
+    try:
+        return units.parse_rate(value)
+    except units.UnitError as error:
+        raise units.UnitError(error.message, f"{error.allowed}, or {units.UNLIMITED}") from None
+
+
+def parse_name(value: object) -> str:
+    """Check a tenant's or VM's name."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise units.UnitError("not a name", NAME_ALLOWED)
+    return value
+
+
+def parse_port(value: object) -> str:
+    """Check an OpenFlow port's name."""
+    if isinstance(value, str) and _PORT.fullmatch(value):
+        return value
+    if isinstance(value, str) and len(value) > PORT_NAME_LENGTH:
+        raise units.UnitError("OpenFlow 1.3 cannot carry a port name this long", PORT_ALLOWED)
+    hint = " (quote it to make it text)" if value is not None and not isinstance(value, str) else ""
+    raise units.UnitError(f"not a port's name{hint}", PORT_ALLOWED)
+
+
+def parse_mac(value: object) -> str:
+    """Normalize a unicast MAC address."""
+    text = value.lower() if isinstance(value, str) else ""
+    if not _MAC.fullmatch(text) or int(text[:2], 16) & 1 or text == "00:00:00:00:00:00":
+        raise units.UnitError("not a unicast MAC address", MAC_ALLOWED)
+    return text
+
+
+def parse_ips(value: object) -> tuple[Address, ...]:
+    """Read one address or a list of them."""
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        raise units.UnitError("the list is empty", IP_ALLOWED)
+    result: list[Address] = []
+    for item in items:
+        try:
+            address = ipaddress.ip_address(item if isinstance(item, str) else "")
+        except ValueError:
+            raise units.UnitError(f"{item!r} is not an IP address", IP_ALLOWED) from None
+        if address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
+            raise units.UnitError(f"{item} is not the address of one host", IP_ALLOWED)
+        if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+            raise units.UnitError(f"{item} has a zone", IP_ALLOWED)
+        if address in result:
+            raise units.UnitError(f"{item} is listed twice", IP_ALLOWED)
+        result.append(address)
+    return tuple(result)
+
+
+def parse_network(value: object) -> Network:
+    """Read an address or a prefix without host bits."""
+    text = value if isinstance(value, str) else ""
+    if "%" in text or not re.fullmatch(r"[0-9A-Fa-f:.]+(?:/[0-9]{1,3})?", text):
+        raise units.UnitError("not an address or prefix", TO_ALLOWED)
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        pass
+    try:
+        prefix = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise units.UnitError("not an address or prefix", TO_ALLOWED) from None
+    raise units.UnitError(f"prefix has host bits set; did you mean {prefix}?", TO_ALLOWED)
+
+
+def parse_switches(value: object) -> frozenset[int] | None:
+    """Give the datapath ids, or None for all switches."""
+    if value == "any" or value == {"any": True}:
+        return None
+    if not isinstance(value, list) or not value:
+        raise units.UnitError("not a list of datapath ids", SWITCHES_ALLOWED)
+    result = set()
+    for item in value:
+        number = None
+        if isinstance(item, int) and not isinstance(item, bool):
+            # Sixteen decimal digits are a hexadecimal id that lost its quotes.
+            number = item if item < 10**15 or item >= 10**16 else None
+        elif isinstance(item, str) and re.fullmatch(r"[0-9A-Fa-f]{16}|0x[0-9A-Fa-f]{1,16}", item):
+            number = int(item, 16)
+        if number is None or not 0 < number < 1 << 64:
+            raise units.UnitError(f"{item!r} is not a datapath id", SWITCHES_ALLOWED)
+        result.add(number)
+    return frozenset(result)
+
+
+def parse_to(value: object) -> str | Network:
+    """Read what a forwarding entry is about: a MAC address, an address or a prefix."""
+    try:
+        return parse_mac(value)
+    except units.UnitError:
+        pass
+    try:
+        return parse_network(value)
+    except units.UnitError as error:
+        raise units.UnitError(error.message, f"{MAC_ALLOWED}, or {TO_ALLOWED}") from None
+
+
+def _validator(parse: Any) -> BeforeValidator:
+    """Let pydantic call `parse` and keep what its error allows."""
+
+    def validate(value: object) -> Any:
+        try:
+            return parse(value)
+        except units.UnitError as error:
+            raise PydanticCustomError(
+                "fbrates", "{message}", {"message": error.message, "allowed": error.allowed}
+            ) from None
+
+    return BeforeValidator(validate)
+
+
+# The file, as pydantic checks it.  A field that was not given has a value that
+# no file can give, so that `rate:` with nothing behind it is an error.
+
+_Rate = Annotated[int, _validator(parse_rate_or_unlimited)]
+_Burst = Annotated[int, _validator(units.parse_burst)]
+_Name = Annotated[str, _validator(parse_name)]
+_Port = Annotated[str, _validator(parse_port)]
+_Mac = Annotated[str, _validator(parse_mac)]
+_Ips = Annotated[Any, _validator(parse_ips)]
+_To = Annotated[Any, _validator(parse_network)]
+_ForwardTo = Annotated[Any, _validator(parse_to)]
+_Switches = Annotated[Any, _validator(parse_switches)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Destination(_Model):
+    to: _To
+    rate: _Rate = _UNSET
+    burst: _Burst = _UNSET
+
+
+class _Vm(_Model):
+    port: _Port = ""
+    mac: _Mac = ""
+    ip: _Ips = ()
+    rate: _Rate = _UNSET
+    burst: _Burst = _UNSET
+    destinations: list[_Destination] = Field(default_factory=list)
+
+
+class _Tenant(_Model):
+    vms: dict[_Name, _Vm]
+    destinations: list[_Destination] = Field(default_factory=list)
+
+
+class _Defaults(_Model):
+    rate: _Rate = _UNSET
+    burst: _Burst = _UNSET
+    destination_rate: _Rate = _UNSET
+    destination_burst: _Burst = _UNSET
+
+
+class _ForwardingEntry(_Model):
+    to: _ForwardTo
+    port: _Port
+
+
+class _Forwarding(_Model):
+    mode: Literal["normal", "static"] = "static"
+    entries: list[_ForwardingEntry] = Field(default_factory=list)
+    unknown: Literal["normal", "drop"] = "drop"
+
+
+class _Meters(_Model):
+    first: Annotated[int, Field(ge=1, le=0xFFFF0000)] = 1
+    last: Annotated[int, Field(ge=1, le=0xFFFF0000)] = 65535
+
+
+def _expand_forwarding(value: object) -> object:
+    if isinstance(value, str) and value in ("normal", "static"):
+        return {"mode": value}
+    if isinstance(value, list):
+        return {"mode": "static", "entries": value}
+    return value
+
+
+class _File(_Model):
+    tenants: dict[_Name, _Tenant]
+    switches: _Switches = None
+    unknown_sources: Literal["forward", "drop"] = "forward"
+    defaults: _Defaults = Field(default_factory=_Defaults)
+    forwarding: Annotated[_Forwarding, BeforeValidator(_expand_forwarding)] = Field(
+        default_factory=lambda: _Forwarding(mode="normal")
+    )
+    meters: _Meters = Field(default_factory=_Meters)
+    resync_interval: Annotated[int, Field(ge=0, le=86400)] = 10
+
+
+def _model_at(path: Path) -> type[_Model] | None:
+    """Find the model of the mapping at `path`, to say which keys it may have."""
+    match path:
+        case ():
+            return _File
+        case ("defaults",):
+            return _Defaults
+        case ("meters",):
+            return _Meters
+        case ("forwarding",):
+            return _Forwarding
+        case ("forwarding", "entries", int()) | ("forwarding", int()):
+            return _ForwardingEntry
+        case ("tenants", _):
+            return _Tenant
+        case ("tenants", _, "vms", _):
+            return _Vm
+        case ("tenants", _, "destinations", int()):
+            return _Destination
+        case ("tenants", _, "vms", _, "destinations", int()):
+            return _Destination
+    return None
+
+
+_TYPE_MESSAGES = {
+    "dict_type": ("must be a mapping", "'key: value' lines"),
+    "model_type": ("must be a mapping", "'key: value' lines"),
+    "model_attributes_type": ("must be a mapping", "'key: value' lines"),
+    "list_type": ("must be a list", "a list: '- ...' lines or [..., ...]"),
+    "int_type": ("must be an integer", None),
+    "string_type": ("must be text", None),
+}
+
+
+def _problem(error: Any, document: loader.Document) -> Problem:
+    """Turn one of pydantic's errors into one of ours."""
+    path: Path = tuple(part for part in error["loc"] if part != "[key]")
+    value = error["input"]
+    context = error.get("ctx", {})
+    kind = error["type"]
+    if kind == "fbrates":
+        message, allowed = context["message"], context["allowed"]
+    elif kind == "extra_forbidden":
+        model = _model_at(path[:-1])
+        keys = list(model.model_fields) if model else []
+        close = difflib.get_close_matches(str(path[-1]), keys, n=1)
+        message = f"unknown key, did you mean {close[0]}?" if close else "unknown key"
+        allowed, value = ", ".join(keys), None
+    elif kind == "missing":
+        message, allowed, value = "is missing", None, None
+    elif kind == "literal_error":
+        message, allowed = "not one of the allowed words", context["expected"]
+    elif kind in ("greater_than_equal", "less_than_equal"):
+        message = "out of range"
+        allowed = "0 to 86400 seconds" if path[0] == "resync_interval" else "1 to 4294901760"
+    else:
+        message, allowed = _TYPE_MESSAGES.get(kind, (error["msg"], None))
+        if value is None:
+            message += ", and there is nothing here"
+    if isinstance(value, dict | list) and kind != "fbrates":
+        value = None
+    return Problem(dotted(path), message, value, allowed, document.line_of(path))
+
+
+# What no single field can tell.
+
+
+def _cross_check(data: Any, document: loader.Document) -> list[Problem]:
+    """Find what two places of the file say differently; works on files with other errors."""
+    problems: list[Problem] = []
+    seen: dict[tuple[str, Any], Path] = {}
+
+    def claim(kind: str, value: Any, path: Path) -> None:
+        first = seen.setdefault((kind, value), path)
+        if first != path:
+            problems.append(
+                Problem(
+                    dotted(path),
+                    f"{kind} is already that of {dotted(first[:4])}",
+                    str(value),
+                    f"each VM its own {kind}",
+                    document.line_of(path),
+                )
+            )
+
+    def destinations(where: Any, path: Path) -> None:
+        first: dict[Network, int] = {}
+        items = _get(where, "destinations")
+        for i, item in enumerate(items if isinstance(items, list) else []):
+            network = _quietly(parse_network, _get(item, "to"))
+            if network is not None and first.setdefault(network, i) != i:
+                here = (*path, "destinations", i, "to")
+                problems.append(
+                    Problem(
+                        dotted(here),
+                        f"is already in this list, at [{first[network]}]",
+                        network_text(network),
+                        "each destination once",
+                        document.line_of(here),
+                    )
+                )
+
+    for tenant, tenant_data in _items(_get(data, "tenants")):
+        destinations(tenant_data, ("tenants", tenant))
+        for vm, vm_data in _items(_get(tenant_data, "vms")):
+            path: Path = ("tenants", tenant, "vms", vm)
+            destinations(vm_data, path)
+            if not isinstance(vm_data, dict):
+                continue
+            if not any(key in vm_data for key in ("port", "mac", "ip")):
+                problems.append(
+                    Problem(
+                        dotted(path),
+                        "nothing says which packets are this VM's",
+                        None,
+                        "at least one of port, mac and ip",
+                        document.line_of(path),
+                    )
+                )
+            port = _quietly(parse_port, vm_data.get("port"))
+            if port is not None:
+                claim("port", port, (*path, "port"))
+            mac = _quietly(parse_mac, vm_data.get("mac"))
+            if mac is not None:
+                claim("mac", mac, (*path, "mac"))
+            for address in _quietly(parse_ips, vm_data.get("ip")) or ():
+                claim("ip", address, (*path, "ip"))
+    return problems
+
+
+def _get(data: Any, key: str) -> Any:
+    return data.get(key) if isinstance(data, dict) else None
+
+
+def _items(data: Any) -> list[tuple[str, Any]]:
+    return list(data.items()) if isinstance(data, dict) else []
+
+
+def _quietly(parse: Any, value: Any) -> Any:
+    try:
+        return parse(value)
+    except units.UnitError:
+        return None
+
+
+class _Resolver:
+    """Fills in defaults, and notes rates that nothing gives."""
+
+    def __init__(self, file: _File, document: loader.Document) -> None:
+        self.file = file
+        self.document = document
+        self.problems: list[Problem] = []
+
+    def config(self) -> Config:
+        file = self.file
+        tenants = {name: self.tenant(name, tenant) for name, tenant in file.tenants.items()}
+        config = Config(
+            tenants=tenants,
+            switches=file.switches,
+            unknown_sources=file.unknown_sources,
+            forwarding=self.forwarding(tenants),
+            first_meter=file.meters.first,
+            last_meter=file.meters.last,
+            resync_interval=file.resync_interval,
+        )
+        count = sum(1 for _ in config.limits())
+        span = config.last_meter - config.first_meter + 1
+        if span < count:
+            self.complain(
+                ("meters",),
+                f"{max(span, 0)} meter ids are not enough for {count} VMs and destinations",
+                f"{config.first_meter}..{config.last_meter}",
+                "first not above last, and an id for each VM and destination",
+            )
+        return config
+
+    def tenant(self, name: str, tenant: _Tenant) -> Tenant:
+        path: Path = ("tenants", name)
+        vms = {
+            vm_name: self.vm(name, vm_name, vm, (*path, "vms", vm_name))
+            for vm_name, vm in tenant.vms.items()
+        }
+        return Tenant(name, name, vms, self.destinations(name, tenant.destinations, path))
+
+    def vm(self, tenant: str, name: str, vm: _Vm, path: Path) -> Vm:
+        defaults = self.file.defaults
+        key = f"{tenant}/{name}"
+        return Vm(
+            key=key,
+            tenant=tenant,
+            name=name,
+            port=vm.port or None,
+            mac=vm.mac or None,
+            ips=vm.ip,
+            rate=self.rate(vm.rate, defaults.rate, path, "defaults.rate"),
+            burst=self.burst(vm.burst, defaults.burst),
+            destinations=self.destinations(key, vm.destinations, path),
+        )
+
+    def destinations(
+        self, owner: str, items: list[_Destination], path: Path
+    ) -> dict[str, Destination]:
+        defaults = self.file.defaults
+        result = {}
+        for i, item in enumerate(items):
+            text = network_text(item.to)
+            result[text] = Destination(
+                key=f"{owner}->{text}",
+                network=item.to,
+                rate=self.rate(
+                    item.rate,
+                    defaults.destination_rate,
+                    (*path, "destinations", i),
+                    "defaults.destination_rate",
+                ),
+                burst=self.burst(item.burst, defaults.destination_burst),
+            )
+        return result
+
+    def rate(self, own: int, default: int, path: Path, default_name: str) -> int | None:
+        rate = default if own == _UNSET else own
+        if rate == _UNSET:
+            self.complain(
+                (*path, "rate"),
+                f"is missing, and {default_name} is not given either",
+                None,
+                f"{units.RATE_ALLOWED}, or {units.UNLIMITED}",
+            )
+        return None if rate in (_UNSET, _UNLIMITED) else rate
+
+    @staticmethod
+    def burst(own: int, default: int) -> int | None:
+        burst = default if own == _UNSET else own
+        return None if burst == _UNSET else burst
+
+    def forwarding(self, tenants: dict[str, Tenant]) -> Forwarding:
+        given = self.file.forwarding
+        entries = [ForwardingEntry(entry.to, entry.port) for entry in given.entries]
+        known = {entry.to for entry in entries}
+        if given.mode == "normal":
+            if entries:
+                self.complain(
+                    ("forwarding", "entries"),
+                    "entries are for mode static",
+                    None,
+                    "mode: static with entries, or mode: normal without",
+                )
+            return Forwarding()
+        for i, entry in enumerate(entries):
+            if any(other.to == entry.to for other in entries[:i]):
+                self.complain(
+                    ("forwarding", "entries", i, "to"),
+                    "is already in this list",
+                    entry.to if isinstance(entry.to, str) else network_text(entry.to),
+                    "each destination once",
+                )
+        # A VM of which port and address are known needs no entry of its own.
+        for tenant in tenants.values():
+            for vm in tenant.vms.values():
+                if vm.port is None:
+                    continue
+                own: list[str | Network] = [ipaddress.ip_network(ip) for ip in vm.ips]
+                own += [vm.mac] if vm.mac else []
+                entries += [ForwardingEntry(to, vm.port) for to in own if to not in known]
+        return Forwarding("static", tuple(entries), given.unknown)
+
+    def complain(self, path: Path, message: str, value: Any, allowed: str) -> None:
+        line = self.document.line_of(path)
+        self.problems.append(Problem(dotted(path), message, value, allowed, line))
+
+
+def parse(text: str) -> Config:
+    """Check a file's text; raises InvalidConfig with all that is wrong."""
+    document = loader.parse(text)
+    problems = list(document.problems)
+    if not isinstance(document.data, dict):
+        what = "the file is empty" if document.data is None else "must be a mapping"
+        keys = ", ".join(_File.model_fields)
+        raise InvalidConfig([*problems, Problem("", what, None, keys, document.line_of(()))])
+    problems += _cross_check(document.data, document)
+    config = None
+    try:
+        file = _File.model_validate(document.data)
+    except ValidationError as error:
+        problems += [_problem(item, document) for item in error.errors(include_url=False)]
+    else:
+        resolver = _Resolver(file, document)
+        config = resolver.config()
+        problems += resolver.problems
+    if problems or config is None:
+        raise InvalidConfig(sorted(problems, key=lambda problem: problem.line or 0))
+    return config
+
+
+def load(filename: str) -> Config:
+    """Read and check a file; raises InvalidConfig, also when it cannot be read."""
+    try:
+        with open(filename, "rb") as stream:
+            data = stream.read(loader.MAX_BYTES + 1)
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise InvalidConfig([Problem("", f"cannot be read: {error.strerror}")]) from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfig([Problem("", f"is not UTF-8 at byte {error.start}")]) from None
+    return parse(text)

@@ -1,0 +1,400 @@
+"""What a switch should have, and the way there from what it has.
+
+Three tables, because an OpenFlow 1.3 flow entry can name one meter:
+
+===== ========================= ============================================
+table matches                   does
+===== ========================= ============================================
+0     a VM: in_port or source   meter of the VM, writes who it is into the
+                                metadata, goes on to table 1
+1     metadata and destination  meter of the destination, goes on to table 2
+2     destination               forwards
+===== ========================= ============================================
+
+The metadata field carries the tenant's number in its upper and the VM's in its lower
+32 bits, so that table 1 need not repeat how a VM is recognized.
+
+A flow's match is a sorted tuple of (field, text or number) with OpenFlow's names of
+the fields.  Addresses are text, with ``/prefix`` (IP) or ``/mask`` (MAC, metadata)
+behind them where not every bit counts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fbrates import ids
+from fbrates.config import Address, Config, Destination, Network, Tenant, Vm, network_text
+
+COOKIE_PREFIX = 0xFB1D
+"""The upper 16 bits of our flows' cookies; the lower 32 are the number of the owner."""
+COOKIE_SHIFT = 48
+COOKIE_MASK = 0xFFFF << COOKIE_SHIFT
+
+VM_TABLE, DESTINATION_TABLE, FORWARDING_TABLE = 0, 1, 2
+
+ALL_BITS = 0xFFFFFFFFFFFFFFFF
+TENANT_MASK = 0xFFFFFFFF00000000
+
+NORMAL, FLOOD = "NORMAL", "FLOOD"
+
+ETH_IPV4, ETH_IPV6, ETH_ARP = 0x0800, 0x86DD, 0x0806
+IP_UDP = 17
+
+DEFAULT_PRIORITY = 1
+"""Not 0, so that another controller's table-miss flow can stay where it is."""
+
+# Table 0: what recognizes a VM.  A port says more than an address, which a sender
+# can make up; what contradicts the addresses of a VM is below what agrees with them.
+BY_PORT, BY_MAC, BY_IP = 300, 200, 100
+AGREES = 20
+
+# Table 1: 1000 + 2 * prefix length, and the VM's own entry before its tenant's.
+DESTINATION_BASE = 1000
+
+# Table 2, static forwarding: MAC addresses, then hosts, then what is for all, then
+# prefixes by length (a default route must not swallow broadcasts).
+FORWARD_MAC = 2000
+FORWARD_HOST = 1600
+FORWARD_MULTICAST = 1500
+FORWARD_PREFIX = 1000
+
+Match = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A meter with one drop band, or (`foreign`) one that is something else."""
+
+    id: int
+    rate_kbps: int
+    burst_kbit: int | None = None
+    foreign: str = ""
+
+
+@dataclass(frozen=True)
+class FlowKey:
+    """What makes a flow entry the same flow entry."""
+
+    table: int
+    priority: int
+    match: Match
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A flow entry.  Without goto and outputs it drops."""
+
+    key: FlowKey
+    cookie: int
+    meter: int | None = None
+    metadata: int | None = None
+    goto: int | None = None
+    outputs: tuple[int | str, ...] = ()
+    foreign: str = ""
+    """Set for an entry read from a switch that has what ours never have."""
+
+
+@dataclass
+class Plan:
+    """The meters and flows that one switch should have."""
+
+    meters: dict[int, Meter] = field(default_factory=dict)
+    flows: dict[FlowKey, Flow] = field(default_factory=dict)
+    missing_ports: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Numbers:
+    """The numbers that a configuration's names have."""
+
+    meters: dict[str, int]
+    tenants: dict[str, int]
+    owners: dict[int, str]
+
+    @classmethod
+    def of(cls, config: Config) -> Numbers:
+        """Number everything in the configuration."""
+        keys = [limit.key for limit in config.limits()]
+        meters = ids.allocate(keys, config.first_meter, config.last_meter)
+        tenants = ids.allocate(config.tenants, 1, 0x7FFFFFFF)
+        return cls(meters, tenants, {number: key for key, number in meters.items()})
+
+    def describe(self, number: int) -> str:
+        """Name the owner of a meter id or of a cookie's lower half."""
+        return self.owners.get(number, f"number {number}")
+
+
+# What to change.  `what` names it for logs and errors.
+
+
+@dataclass(frozen=True)
+class MeterMod:
+    """Add, modify or delete a meter."""
+
+    command: str
+    meter: Meter
+
+
+@dataclass(frozen=True)
+class FlowMod:
+    """Add (or replace) or delete one flow entry."""
+
+    command: str
+    flow: Flow
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """Everything before it is done before anything after it."""
+
+
+Change = MeterMod | FlowMod | Barrier
+
+ADD, MODIFY, DELETE = "add", "modify", "delete"
+
+
+def meter_for(limit: Vm | Destination, number: int, rate: int | None) -> Meter | None:
+    """Give the meter of a VM or destination at `rate` bit/s; None if it is unlimited."""
+    return None if rate is None else Meter(number, rate // 1000, limit.burst)
+
+
+def build(
+    config: Config,
+    numbers: Numbers,
+    rates: Mapping[str, int | None],
+    ports: Mapping[str, int],
+) -> Plan:
+    """Give what a switch with these ports (name -> number) should have.
+
+    `rates` has the rate in bit/s, or None for unlimited, of every VM and destination
+    by key.  A VM whose port the switch does not have has nothing there, and its port
+    is in the result's `missing_ports`.
+    """
+    return _Builder(config, numbers, rates, ports).build()
+
+
+class _Builder:
+    def __init__(
+        self,
+        config: Config,
+        numbers: Numbers,
+        rates: Mapping[str, int | None],
+        ports: Mapping[str, int],
+    ) -> None:
+        self.config = config
+        self.numbers = numbers
+        self.rates = rates
+        self.ports = ports
+        self.plan = Plan()
+
+    def build(self) -> Plan:
+        for tenant in self.config.tenants.values():
+            present = [vm for vm in tenant.vms.values() if self.vm(tenant, vm)]
+            if present:
+                for destination in tenant.destinations.values():
+                    self.destination(tenant, None, destination)
+        if self.config.unknown_sources == "forward":
+            self.add(VM_TABLE, DEFAULT_PRIORITY, {}, goto=FORWARDING_TABLE)
+        else:
+            self.add(VM_TABLE, DEFAULT_PRIORITY, {})
+        self.add(DESTINATION_TABLE, DEFAULT_PRIORITY, {}, goto=FORWARDING_TABLE)
+        self.forwarding()
+        return self.plan
+
+    def add(
+        self,
+        table: int,
+        priority: int,
+        match: dict[str, int | str],
+        owner: int = 0,
+        meter: int | None = None,
+        metadata: int | None = None,
+        goto: int | None = None,
+        outputs: tuple[int | str, ...] = (),
+    ) -> None:
+        key = FlowKey(table, priority, tuple(sorted(match.items())))
+        cookie = COOKIE_PREFIX << COOKIE_SHIFT | owner
+        self.plan.flows[key] = Flow(key, cookie, meter, metadata, goto, outputs)
+
+    def meter(self, limit: Vm | Destination) -> int | None:
+        number = self.numbers.meters[limit.key]
+        meter = meter_for(limit, number, self.rates[limit.key])
+        if meter is None:
+            return None
+        self.plan.meters[number] = meter
+        return number
+
+    def port(self, name: str) -> int | None:
+        number = self.ports.get(name)
+        if number is None:
+            self.plan.missing_ports.add(name)
+        return number
+
+    def vm(self, tenant: Tenant, vm: Vm) -> bool:
+        """Table 0; False if the VM cannot be on this switch."""
+        if vm.port is not None:
+            in_port = self.port(vm.port)
+            if in_port is None:
+                return False
+            level, base, checked = BY_PORT, {"in_port": in_port}, bool(vm.mac or vm.ips)
+            agreeing = {**base, "eth_src": vm.mac} if vm.mac else base
+        elif vm.mac is not None:
+            level, base, checked = BY_MAC, {"eth_src": vm.mac}, bool(vm.ips)
+            agreeing = base
+        else:
+            level, base, checked, agreeing = BY_IP, {}, False, {}
+
+        number = self.numbers.meters[vm.key]
+        meter = self.meter(vm)
+        metadata = self.numbers.tenants[tenant.name] << 32 | number
+
+        def accept(priority: int, match: dict[str, int | str]) -> None:
+            self.add(VM_TABLE, priority, match, number, meter, metadata, DESTINATION_TABLE)
+
+        if vm.ips:
+            for source in _sources(vm.ips, own_only=level == BY_IP):
+                accept(level + AGREES, {**agreeing, **source})
+        else:
+            accept(level + AGREES if checked else level, agreeing)
+        if checked:
+            # Sent by the VM under a name that is not its own: no rate applies to
+            # it, so it must not pass.
+            self.add(VM_TABLE, level, base, number)
+        for destination in vm.destinations.values():
+            self.destination(tenant, vm, destination)
+        return True
+
+    def destination(self, tenant: Tenant, vm: Vm | None, destination: Destination) -> None:
+        """Table 1."""
+        network = destination.network
+        tenant_bits = self.numbers.tenants[tenant.name] << 32
+        metadata: int | str = f"{tenant_bits:#x}/{TENANT_MASK:#x}"
+        if vm is not None:
+            metadata = tenant_bits | self.numbers.meters[vm.key]
+        self.add(
+            DESTINATION_TABLE,
+            DESTINATION_BASE + 2 * network.prefixlen + (vm is not None),
+            {"metadata": metadata, **_ip_match(network, "dst")},
+            self.numbers.meters[destination.key],
+            self.meter(destination),
+            goto=FORWARDING_TABLE,
+        )
+
+    def forwarding(self) -> None:
+        """Table 2."""
+        forwarding = self.config.forwarding
+        if forwarding.mode == "normal":
+            self.add(FORWARDING_TABLE, DEFAULT_PRIORITY, {}, outputs=(NORMAL,))
+            return
+        for entry in forwarding.entries:
+            port = self.port(entry.port)
+            if port is None:
+                continue
+            if isinstance(entry.to, str):
+                self.add(FORWARDING_TABLE, FORWARD_MAC, {"eth_dst": entry.to}, outputs=(port,))
+                continue
+            length, longest = entry.to.prefixlen, entry.to.max_prefixlen
+            priority = FORWARD_HOST if length == longest else FORWARD_PREFIX + length
+            self.add(FORWARDING_TABLE, priority, _ip_match(entry.to, "dst"), outputs=(port,))
+            if entry.to.version == 4:
+                # Who asks for the address is answered by the one that has it.
+                match: dict[str, int | str] = {"eth_type": ETH_ARP}
+                if entry.to.prefixlen:
+                    match["arp_tpa"] = network_text(entry.to)
+                self.add(FORWARDING_TABLE, priority, match, outputs=(port,))
+        self.add(
+            FORWARDING_TABLE,
+            FORWARD_MULTICAST,
+            {"eth_dst": "01:00:00:00:00:00/01:00:00:00:00:00"},
+            outputs=(FLOOD,),
+        )
+        outputs = (NORMAL,) if forwarding.unknown == "normal" else ()
+        self.add(FORWARDING_TABLE, DEFAULT_PRIORITY, {}, outputs=outputs)
+
+
+def _ip_match(network: Network, side: str) -> dict[str, int | str]:
+    version = network.version
+    match: dict[str, int | str] = {"eth_type": ETH_IPV4 if version == 4 else ETH_IPV6}
+    if network.prefixlen:
+        match[f"ipv{version}_{side}"] = network_text(network)
+    return match
+
+
+def _sources(addresses: Iterable[Address], own_only: bool) -> Iterable[dict[str, int | str]]:
+    """Give the matches of what a host with these addresses sends.
+
+    Beside its own addresses that is what it sends to get or keep one: DHCP and ARP
+    probes from 0.0.0.0, IPv6's from :: and link-local addresses; not so when the
+    address is all that the VM is recognized by (`own_only`).
+    """
+    addresses = list(addresses)
+    for address in addresses:
+        yield _ip_match(ipaddress.ip_network(address), "src")
+        if address.version == 4:
+            yield {"eth_type": ETH_ARP, "arp_spa": str(address)}
+    if own_only:
+        return
+    versions = {address.version for address in addresses}
+    if 4 in versions:
+        yield {"eth_type": ETH_ARP, "arp_spa": "0.0.0.0"}
+        yield {
+            "eth_type": ETH_IPV4,
+            "ipv4_src": "0.0.0.0",
+            "ip_proto": IP_UDP,
+            "udp_src": 68,
+            "udp_dst": 67,
+        }
+    if 6 in versions:
+        yield {"eth_type": ETH_IPV6, "ipv6_src": "::"}
+        yield {"eth_type": ETH_IPV6, "ipv6_src": "fe80::/10"}
+
+
+def diff(plan: Plan, meters: Mapping[int, Meter], flows: Mapping[FlowKey, Flow]) -> list[Change]:
+    """Give the changes that turn these meters and flows into the plan's, in order.
+
+    What is right already is not touched.  A meter whose rate differs is modified in
+    place.  New things come before their users and old things go after theirs: meters
+    are added first, then flows from the last table to the first, then old flows go
+    from the first table to the last, and unused meters at the end.
+    """
+    changes: list[Change] = []
+    for number, meter in sorted(plan.meters.items()):
+        actual = meters.get(number)
+        if actual is None:
+            changes.append(MeterMod(ADD, meter))
+        elif actual != meter:
+            changes.append(MeterMod(MODIFY, meter))
+    if any(isinstance(change, MeterMod) and change.command == ADD for change in changes):
+        changes.append(Barrier())
+    new = [flow for key, flow in plan.flows.items() if flows.get(key) != flow]
+    new.sort(key=lambda flow: (-flow.key.table, -flow.key.priority))
+    changes += [FlowMod(ADD, flow) for flow in new]
+    old = [flow for key, flow in flows.items() if key not in plan.flows]
+    old.sort(key=lambda flow: (flow.key.table, flow.key.priority))
+    changes += [FlowMod(DELETE, flow) for flow in old]
+    gone = [meter for number, meter in sorted(meters.items()) if number not in plan.meters]
+    if gone and (new or old):
+        changes.append(Barrier())
+    changes += [MeterMod(DELETE, meter) for meter in gone]
+    return changes
+
+
+def apply(changes: Iterable[Change], meters: dict[int, Meter], flows: dict[FlowKey, Flow]) -> None:
+    """Do to a picture of a switch what the changes do to the switch."""
+    for change in changes:
+        match change:
+            case MeterMod(command, meter):
+                if command == DELETE:
+                    meters.pop(meter.id, None)
+                    for key in [k for k, flow in flows.items() if flow.meter == meter.id]:
+                        del flows[key]
+                else:
+                    meters[meter.id] = meter
+            case FlowMod(command, flow):
+                if command == DELETE:
+                    flows.pop(flow.key, None)
+                else:
+                    flows[flow.key] = flow

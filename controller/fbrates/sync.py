@@ -1,0 +1,449 @@
+"""One connected switch: what it has, what it should have, and the messages between.
+
+Life of a connection::
+
+    connect -> ask for ports -> audit -> reconcile -> in sync -+
+                                  ^                            |
+                                  +--- every resync_interval, -+
+                                       after an error or a silence
+
+An *audit* asks the switch for its meters and for the flows with our cookie.
+*Reconcile* sends the differences to the plan, and a barrier.  Between audits the
+switch is believed to have what was sent to it.
+
+Contract:
+
+- Nothing here blocks, sleeps or yields: `send` must only queue.  The caller runs
+  one method at a time.
+- Messages are obeyed in the order sent; a barrier is sent after each group of
+  changes, and at most one barrier of ours is under way at a time.
+- A `Waiter` is completed exactly once: when the switch confirms everything sent
+  before it, or when the connection ends.
+- Changes of a plan's flows wait while an audit is under way (its answer could
+  otherwise be older than the change); rates of existing meters do not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fbrates import plan as planning
+from fbrates import units
+from fbrates.plan import Barrier, Change, Flow, FlowKey, FlowMod, Meter, MeterMod, Plan
+
+REPLY_TIMEOUT = 10.0
+"""Seconds after which an unanswered question is asked again."""
+
+RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds to wait before auditing again after errors, one after the other."""
+
+REMEMBERED_MESSAGES = 4096
+REMEMBERED_ERRORS = 20
+
+
+@dataclass(frozen=True)
+class PortsRequest:
+    """Ask for the ports."""
+
+
+@dataclass(frozen=True)
+class MetersRequest:
+    """Ask for the configuration of all meters."""
+
+
+@dataclass(frozen=True)
+class FlowsRequest:
+    """Ask for the flows whose cookie is ours."""
+
+
+Message = Change | PortsRequest | MetersRequest | FlowsRequest
+
+
+class Event(Protocol):
+    """What a thread waits on: threading.Event or a green one."""
+
+    def set(self) -> Any: ...  # noqa: D102
+    def wait(self, timeout: float | None = None) -> bool: ...  # noqa: D102
+
+
+class Waiter:
+    """Someone who wants to know when the switch has done what was sent so far."""
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.applied = False
+        self.errors: list[str] = []
+
+    def complete(self, confirmed: bool) -> None:
+        """Wake the one who waits."""
+        self.applied = confirmed and not self.errors
+        self.event.set()
+
+
+@dataclass
+class SwitchError:
+    """An error message from the switch, with what it was about."""
+
+    time: float
+    about: str
+    error: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give what GET /v1/status shows."""
+        return {"time": self.time, "about": self.about, "error": self.error}
+
+
+@dataclass
+class _Audit:
+    meters_xid: int
+    flows_xid: int
+    started: float
+    meters: dict[int, Meter] = field(default_factory=dict)
+    flows: dict[FlowKey, Flow] = field(default_factory=dict)
+    meters_done: bool = False
+    flows_done: bool = False
+
+
+class SwitchSync:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        datapath_id: int,
+        send: Callable[[Message], int],
+        build_plan: Callable[[Mapping[str, int]], Plan],
+        describe: Callable[[int], str],
+        meter_range: tuple[int, int],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        log: logging.Logger,
+        errors: deque[SwitchError] | None = None,
+        resync_interval: float = 10,
+    ) -> None:
+        self.datapath_id = datapath_id
+        self.ports: dict[str, int] = {}
+        self.meters: dict[int, Meter] = {}
+        self.flows: dict[FlowKey, Flow] = {}
+        self.plan = Plan()
+        self.in_sync = False
+        self.connected = True
+        self.audits = 0
+        self.repairs = 0
+        self.errors = errors if errors is not None else deque(maxlen=REMEMBERED_ERRORS)
+        self.describe = describe
+        self.meter_range = meter_range
+        self.resync_interval = resync_interval
+
+        self._send = send
+        self._build_plan = build_plan
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._log = log
+        self._ports_xid: int | None = None
+        self._asked_ports = 0.0
+        self._audit: _Audit | None = None
+        self._audited_at: float | None = None
+        self._sent: OrderedDict[int, tuple[str, Waiter | None]] = OrderedDict()
+        self._barrier: int | None = None
+        self._barrier_sent = 0.0
+        self._barrier_waiters: list[Waiter] = []
+        self._next_waiters: list[Waiter] = []
+        self._held_waiters: list[Waiter] = []
+        self._next_barrier_wanted = False
+        self._settling = False
+        self._failures = 0
+        self._failed_since_barrier = False
+        self._retry_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The datapath id as OVS writes it."""
+        return f"{self.datapath_id:016x}"
+
+    # What the connection tells us.
+
+    def connect(self) -> None:
+        """Start: the switch has just connected."""
+        self._ask_ports()
+
+    def disconnect(self) -> None:
+        """End: nothing that is under way will be answered."""
+        self.connected = self.in_sync = False
+        waiters = self._barrier_waiters + self._next_waiters + self._held_waiters
+        self._barrier_waiters, self._next_waiters, self._held_waiters = [], [], []
+        for waiter in waiters:
+            waiter.errors.append("the switch disconnected")
+            waiter.complete(False)
+
+    def ports_reply(self, xid: int, ports: Iterable[tuple[str, int]], more: bool = False) -> None:
+        """Take (a part of) the answer to PortsRequest."""
+        if xid != self._ports_xid:
+            return
+        for name, number in ports:
+            if self.ports.setdefault(name, number) != number:
+                self._log.warning("switch %s: two ports are named %s", self.name, name)
+        if not more:
+            self._ports_xid = None
+            self.plan = self._build_plan(self.ports)
+            self.start_audit()
+
+    def port_changed(self, name: str, number: int, deleted: bool) -> None:
+        """Take a port-status message."""
+        if self._ports_xid is not None:
+            # The answer under way may be older than this: ask again.
+            self._ask_ports()
+            return
+        if deleted:
+            if self.ports.get(name) == number:
+                del self.ports[name]
+        else:
+            for other in [n for n, value in self.ports.items() if value == number]:
+                del self.ports[other]
+            self.ports[name] = number
+        self.replan()
+
+    def meters_reply(self, xid: int, meters: Iterable[Meter], more: bool = False) -> None:
+        """Take (a part of) the answer to MetersRequest."""
+        audit = self._audit
+        if audit is None or xid != audit.meters_xid:
+            return
+        first, last = self.meter_range
+        audit.meters.update({meter.id: meter for meter in meters if first <= meter.id <= last})
+        audit.meters_done = not more
+        self._finish_audit()
+
+    def flows_reply(self, xid: int, flows: Iterable[Flow], more: bool = False) -> None:
+        """Take (a part of) the answer to FlowsRequest."""
+        audit = self._audit
+        if audit is None or xid != audit.flows_xid:
+            return
+        ours = planning.COOKIE_PREFIX << planning.COOKIE_SHIFT
+        audit.flows.update(
+            {flow.key: flow for flow in flows if flow.cookie & planning.COOKIE_MASK == ours}
+        )
+        audit.flows_done = not more
+        self._finish_audit()
+
+    def barrier_reply(self, xid: int) -> None:
+        """Take the answer to a Barrier."""
+        if xid != self._barrier:
+            return
+        self._barrier = None
+        waiters, self._barrier_waiters = self._barrier_waiters, []
+        if self._next_barrier_wanted:
+            self._send_barrier()
+        elif self._settling:
+            self._settling = False
+            if not self._failed_since_barrier:
+                if not self.in_sync:
+                    self._log.info(
+                        "switch %s: in sync, %d meters, %d flows",
+                        self.name,
+                        len(self.meters),
+                        len(self.flows),
+                    )
+                self.in_sync = True
+                self._failures = 0
+            else:
+                self._schedule_retry()
+            self._failed_since_barrier = False
+        for waiter in waiters:
+            waiter.complete(True)
+
+    def error(self, xid: int, error: str) -> None:
+        """Take an error message."""
+        about, waiter = self._sent.get(xid, ("a message of another application", None))
+        if xid not in self._sent:
+            self._log.debug("switch %s: %s: %s", self.name, about, error)
+            return
+        previous = self.errors[-1] if self.errors else None
+        if previous is None or (previous.about, previous.error) != (about, error):
+            self._log.error("switch %s: %s: %s", self.name, about, error)
+        self.errors.append(SwitchError(self._wall_clock(), about, error))
+        if waiter is not None:
+            waiter.errors.append(f"{about}: {error}")
+        self.in_sync = False
+        self._failed_since_barrier = True
+        self._schedule_retry()
+
+    # What the controller wants.
+
+    def replan(self, waiter: Waiter | None = None) -> None:
+        """Bring the switch to a changed configuration or changed ports."""
+        if waiter is not None:
+            self._held_waiters.append(waiter)
+        if self._ports_xid is None:
+            self.plan = self._build_plan(self.ports)
+            self._reconcile()
+
+    def set_meter(self, meter: Meter, waiter: Waiter) -> bool:
+        """Change the rate of one meter at once; False if the switch has no such meter.
+
+        For a meter that is only about to be added (the switch has just connected),
+        the plan is changed, and the addition will have the new rate.
+        """
+        if self._ports_xid is None and meter.id not in self.plan.meters:
+            return False
+        if meter.id in self.plan.meters:
+            self.plan.meters[meter.id] = meter
+        if meter.id in self.meters:
+            if self.meters[meter.id] != meter:
+                self._change(MeterMod(planning.MODIFY, meter), waiter)
+            self._next_waiters.append(waiter)
+            self._want_barrier()
+        else:
+            self._held_waiters.append(waiter)
+        return True
+
+    def has_owner(self, number: int) -> bool:
+        """Whether any planned flow belongs to the VM or destination with this number."""
+        cookie = planning.COOKIE_PREFIX << planning.COOKIE_SHIFT | number
+        return any(flow.cookie == cookie for flow in self.plan.flows.values())
+
+    def start_audit(self) -> None:
+        """Ask the switch what it has, and then repair what differs."""
+        if self._audit is not None:
+            return
+        self._retry_at = None
+        meters_xid = self._send(MetersRequest())
+        flows_xid = self._send(FlowsRequest())
+        self._note(meters_xid, "asking for meters", None)
+        self._note(flows_xid, "asking for flows", None)
+        self._audit = _Audit(meters_xid, flows_xid, self._clock())
+
+    def tick(self) -> None:
+        """Do what is due; to be called about twice a second."""
+        now = self._clock()
+        if self._ports_xid is not None:
+            if now - self._asked_ports > REPLY_TIMEOUT:
+                self._ask_ports()
+            return
+        if self._audit is not None and now - self._audit.started > REPLY_TIMEOUT:
+            self._log.warning("switch %s: no answer to an audit, asking again", self.name)
+            self._audit = None
+            self.start_audit()
+        if self._barrier is not None and now - self._barrier_sent > REPLY_TIMEOUT:
+            self._log.warning("switch %s: no answer to a barrier, sending another", self.name)
+            self._send_barrier()
+        if self._audit is not None:
+            return
+        due_again = (
+            self.resync_interval
+            and self._audited_at is not None
+            and now - self._audited_at >= self.resync_interval
+        )
+        if due_again or (self._retry_at is not None and now >= self._retry_at):
+            self.start_audit()
+
+    # Inside.
+
+    def _ask_ports(self) -> None:
+        self.ports = {}
+        self._ports_xid = self._send(PortsRequest())
+        self._asked_ports = self._clock()
+
+    def _finish_audit(self) -> None:
+        audit = self._audit
+        if audit is None or not (audit.meters_done and audit.flows_done):
+            return
+        self._audit = None
+        self._audited_at = self._clock()
+        self.audits += 1
+        self.meters, self.flows = audit.meters, audit.flows
+        self._reconcile(found=True)
+
+    def _reconcile(self, found: bool = False) -> None:
+        if self._audit is not None:
+            return
+        changes = planning.diff(self.plan, self.meters, self.flows)
+        if changes and found and self.in_sync:
+            self.repairs += 1
+            self._log.warning(
+                "switch %s: differed from the plan in %d places, repairing",
+                self.name,
+                sum(not isinstance(change, Barrier) for change in changes),
+            )
+        for change in changes:
+            if isinstance(change, Barrier):
+                self._note(self._send(change), "barrier", None)
+            else:
+                self._change(change, self._group_waiter())
+        if self._held_waiters:
+            self._next_waiters += self._held_waiters
+            self._held_waiters = []
+            self._want_barrier()
+        if changes or not self.in_sync:
+            # In sync once the switch has confirmed that, changes or none.
+            self._settling = True
+            self._want_barrier()
+
+    def _change(self, change: Change, waiter: Waiter | None) -> None:
+        what = self._describe(change)
+        self._note(self._send(change), what, waiter)
+        planning.apply([change], self.meters, self.flows)
+        self._log.debug("switch %s: %s", self.name, what)
+
+    def _group_waiter(self) -> Waiter | None:
+        """Give the one who is to hear of an error: whoever waits for this group."""
+        return self._held_waiters[-1] if self._held_waiters else None
+
+    def _describe(self, change: Change) -> str:
+        match change:
+            case MeterMod(command, meter):
+                rate = (
+                    ""
+                    if command == planning.DELETE
+                    else (f" {units.format_rate(meter.rate_kbps * 1000)}")
+                )
+                return f"{command} meter {meter.id} of {self.describe(meter.id)}{rate}"
+            case FlowMod(command, flow):
+                owner = flow.cookie & 0xFFFFFFFF
+                of = f" of {self.describe(owner)}" if owner else ""
+                match_text = ",".join(f"{k}={v}" for k, v in flow.key.match) or "any"
+                return f"{command} flow{of} in table {flow.key.table}: {match_text}"
+        return "barrier"
+
+    def _note(self, xid: int, what: str, waiter: Waiter | None) -> None:
+        self._sent[xid] = (what, waiter)
+        while len(self._sent) > REMEMBERED_MESSAGES:
+            self._sent.popitem(last=False)
+
+    def _want_barrier(self) -> None:
+        self._next_barrier_wanted = True
+        if self._barrier is None:
+            self._send_barrier()
+
+    def _send_barrier(self) -> None:
+        self._next_barrier_wanted = False
+        self._barrier_waiters += self._next_waiters
+        self._next_waiters = []
+        self._barrier = self._send(Barrier())
+        self._barrier_sent = self._clock()
+        self._note(self._barrier, "barrier", None)
+
+    def _schedule_retry(self) -> None:
+        if self._retry_at is None:
+            delay = RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS) - 1)]
+            self._failures += 1
+            self._retry_at = self._clock() + delay
+
+    def status(self) -> dict[str, Any]:
+        """Give the switch's part of GET /v1/status."""
+        return {
+            "connected": self.connected,
+            "in_sync": self.in_sync and self._audit_clean(),
+            "ports": len(self.ports),
+            "missing_ports": sorted(self.plan.missing_ports),
+            "meters": len(self.meters),
+            "flows": len(self.flows),
+            "audits": self.audits,
+            "repairs": self.repairs,
+            "errors": [error.as_dict() for error in self.errors],
+        }
+
+    def _audit_clean(self) -> bool:
+        return self._ports_xid is None and not self._settling
