@@ -1,0 +1,96 @@
+"""pytest fixtures: a sandboxed Open vSwitch and testbeds on it.
+
+A conftest.py takes them over with ``pytest_plugins = ["fbtest.fixtures"]``.
+
+`ovs_env` (once a session) is the environment of a running vswitchd: that of
+the `fb-sandbox run` which pytest itself was started under, or else of one
+started here.  `testbed` (once a test) is a fresh `Testbed` on it, gone after
+the test; the test fails if anything is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .netns import our_names
+from .ovs import Ovs
+from .proc import wait_until
+from .testbed import Testbed
+
+SANDBOX = Path(__file__).resolve().parent.parent / "fb-sandbox"
+
+# Runs inside the sandbox: tells its environment, and stays until told to
+# end by the end of its input, which also comes if pytest is killed.
+_INSIDE = """
+import json, os, sys
+print("FBTEST " + json.dumps(dict(os.environ)), flush=True)
+sys.stdin.read()
+"""
+
+
+def _sandbox() -> Iterator[dict[str, str]]:
+    sandbox = subprocess.Popen(
+        [str(SANDBOX), "run", "--", sys.executable, "-c", _INSIDE],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True)
+    assert sandbox.stdin is not None and sandbox.stdout is not None
+    try:
+        for line in sandbox.stdout:
+            if line.startswith("FBTEST "):
+                break
+        else:
+            pytest.fail(f"fb-sandbox ended with status {sandbox.wait()}")
+        yield json.loads(line[len("FBTEST "):])
+    finally:
+        sandbox.stdin.close()
+        try:
+            status = sandbox.wait(60)
+        except subprocess.TimeoutExpired:
+            sandbox.terminate()
+            status = sandbox.wait(60)
+        sandbox.stdout.close()
+    assert status == 0, f"fb-sandbox ended with status {status}"
+
+
+@pytest.fixture(scope="session")
+def ovs_env() -> Iterator[dict[str, str]]:
+    """The environment of a running vswitchd with DPDK."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces and DPDK need root")
+    if "OVS_RUNDIR" in os.environ:
+        yield dict(os.environ)
+        return
+    if not SANDBOX.exists():
+        pytest.skip("there is no fb-sandbox, and OVS_RUNDIR is not set")
+    yield from _sandbox()
+
+
+@pytest.fixture
+def testbed(ovs_env: dict[str, str]) -> Iterator[Testbed]:
+    """A testbed of its own for each test.
+
+    Checks at the end that all it made is gone and that vswitchd lives, and
+    has the configuration it had.
+    """
+    ovs = Ovs(ovs_env)
+    config = ovs.get("Open_vSwitch", ".", "other_config")
+    before, pid = our_names(os.getpid()), ovs.pid()
+    with Testbed(ovs_env) as bed:
+        yield bed
+    left = sorted(set(our_names(os.getpid())) - set(before))
+    assert not left, f"left behind: {' '.join(left)}"
+    wait_until(ovs.alive, "vswitchd answers")
+    assert ovs.pid() == pid, "vswitchd is another process than before"
+    now = ovs.get("Open_vSwitch", ".", "other_config")
+    for key in now.keys() - config.keys():
+        ovs.vsctl("remove", "Open_vSwitch", ".", "other_config", key)
+    for key, value in config.items():
+        if now.get(key) != value:
+            ovs.vsctl("set", "Open_vSwitch", ".", f"other_config:{key}={value}")

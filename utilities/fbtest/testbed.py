@@ -1,0 +1,362 @@
+"""A testbed on a running Open vSwitch with DPDK.
+
+    with Testbed() as bed:
+        vm, web = bed.host("vm"), bed.host("web")
+        bed.set_flows()
+        with bed.sampler() as sampler:
+            result = bed.tcp(vm, web, seconds=5).result()
+        print(sampler.series("web.tx_bytes").rate(...))
+
+`Testbed` needs the environment of ``fb-sandbox run`` (PATH, OVS_RUNDIR).  All
+it makes is removed when the ``with`` block ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from .measure import Sampler
+from .netns import (
+    Namespace,
+    add_veth,
+    delete_link,
+    link_counters,
+    our_names,
+    remove_stale,
+    unique_name,
+)
+from .ovs import Ovs
+from .pcap import FlowSpec, Packets, empty_pcap, read_pcap, write_flows
+from .proc import CommandError, run, spare_cpus, wait_until
+from .traffic import IperfTcp, PingPong, UdpFlood
+
+_serial = itertools.count()
+_device = itertools.count()
+
+INNER = "eth0"
+#: Hugepages aside, captures are large and written at line rate: memory first.
+_SCRATCH = "/dev/shm"
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+@dataclass
+class Port:
+    """A port of the testbed's bridge."""
+
+    name: str
+    number: int
+    devargs: str
+
+
+@dataclass
+class Host:
+    """A network namespace behind a DPDK port of the bridge.
+
+    `outer` is the veth end that the port drives: what the kernel counts as
+    sent on it are the frames that left the port.
+    """
+
+    name: str
+    ns: Namespace
+    port: Port
+    outer: str
+    ip: str
+    mac: str
+    cpus: set[int]
+
+    def route(self, prefix: str, mac: str = "02:fb:00:02:00:01") -> None:
+        """Send packets for `prefix` to the MAC address `mac`.
+
+        For destinations that no host has, such as a recorder's.
+        """
+        gateway = "10.71.255.254"
+        self.ns.ip("neighbor", "replace", gateway, "lladdr", mac,
+                   "dev", INNER, "nud", "permanent")
+        self.ns.ip("route", "replace", prefix, "via", gateway,
+                   "dev", INNER, "onlink")
+
+    def retransmits(self) -> int:
+        """TCP segments sent again by this host so far."""
+        return self.ns.snmp()["Tcp"]["RetransSegs"]
+
+
+@dataclass
+class Recorder(Port):
+    """A port that writes what leaves it to a file, stamped on leaving."""
+
+    path: Path
+
+    def read(self) -> Packets:
+        """The packets that have left so far."""
+        return read_pcap(self.path)
+
+
+class Testbed:
+    """A bridge with hosts, sources, sinks and recorders."""
+
+    # Not a test, whatever its name looks like to pytest.
+    __test__ = False
+
+    def __init__(self, env: Mapping[str, str] | None = None):
+        self.ovs = Ovs(env)
+        self.hosts: dict[str, Host] = {}
+        self.ports: dict[str, Port] = {}
+        self._stack = ExitStack()
+        self._subnet = 10
+        remove_stale()
+        if not self.ovs.alive():
+            raise RuntimeError("no ovs-vswitchd answers in "
+                               + self.ovs.env["OVS_RUNDIR"])
+        self.cpus = spare_cpus(self.ovs.pmd_cpus())
+        try:
+            parent = _SCRATCH if os.access(_SCRATCH, os.W_OK) else None
+            self.dir = Path(tempfile.mkdtemp(prefix="fbtest-", dir=parent))
+            self._stack.callback(shutil.rmtree, self.dir, ignore_errors=True)
+            self.bridge = unique_name(f"b{next(_serial)}")
+            self._stack.callback(self._remove_bridge)
+            # Secure: nothing is forwarded before there are flows, or an
+            # endless source would flood every host.
+            self.ovs.vsctl("add-br", self.bridge, "--", "set", "Bridge",
+                           self.bridge, "datapath_type=netdev",
+                           "fail_mode=secure")
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Testbed:
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove everything; raise if something is left."""
+        self._stack.close()
+        left = [name for host in self.hosts.values()
+                for name in (host.outer, host.ns.name)]
+        present = set(our_names(os.getpid()))
+        left = [name for name in [*left, self.bridge] if name in present]
+        if left:
+            raise RuntimeError(f"left behind: {' '.join(left)}")
+
+    def _remove_bridge(self) -> None:
+        try:
+            for port in self.ports:
+                self.ovs.clear_qos(port)
+        except CommandError:
+            pass  # The row or vswitchd is gone already.
+        try:
+            self.ovs.vsctl("--if-exists", "del-br", self.bridge)
+        except CommandError:
+            # vswitchd is gone; its database may still be there.
+            run("ovs-vsctl", "--timeout=2", "--no-wait", "--if-exists",
+                "del-br", self.bridge, env=self.ovs.env, check=False)
+            delete_link(self.bridge)
+
+    def _keep(self, thing: C) -> C:
+        self._stack.callback(thing.close)
+        return thing
+
+    # Ports.
+
+    def add_port(self, name: str, devargs: str, *, n_rxq: int = 1,
+                 **options: str | int) -> Port:
+        """Add a DPDK port; `devargs` begins with the driver's name, to which
+        a number is added, e.g. ``net_null`` or ``net_null,no-rx=1``."""
+        driver, _, rest = devargs.partition(",")
+        devargs = f"{driver}{next(_device)}" + (f",{rest}" if rest else "")
+        args = [f"options:dpdk-devargs={devargs}"]
+        if n_rxq > 1:
+            args.append(f"options:n_rxq={n_rxq}")
+        args += [f"{k}={v}" for k, v in options.items()]
+        self.ovs.vsctl("add-port", self.bridge, name, "--", "set",
+                       "Interface", name, "type=dpdk", *args)
+        error = self.ovs.get("Interface", name, "error")
+        if error:
+            self.ovs.vsctl("del-port", self.bridge, name)
+            raise RuntimeError(f"port {name}: {error}")
+        number = self.ovs.get("Interface", name, "ofport")
+        port = Port(name, number, devargs)
+        self.ports[name] = port
+        return port
+
+    def delete_port(self, name: str) -> None:
+        """Take a port off the bridge."""
+        self.ovs.clear_qos(name)
+        self.ovs.vsctl("del-port", self.bridge, name)
+        del self.ports[name]
+
+    def host(self, name: str, *, static_arp: bool = True) -> Host:
+        """Add a namespace behind a DPDK port named `name`.
+
+        With `static_arp` it and the hosts before it know each other's MAC
+        addresses; else they ask.
+        """
+        n = next(_serial)
+        self._subnet += 1
+        ip, mac = f"10.71.0.{self._subnet}", f"02:fb:00:00:00:{n % 256:02x}"
+        ns = self._keep(Namespace(unique_name(f"n{n}")))
+        outer = unique_name(f"v{n}")
+        self._stack.callback(delete_link, outer)
+        add_veth(outer, ns, INNER, mac, f"{ip}/24")
+        port = self.add_port(
+            name, f"net_af_packet,iface={outer},qpairs=1,blocksz=4096,"
+            "framesz=2048,framecnt=512")
+        host = Host(name, ns, port, outer, ip, mac, self.cpus)
+        if static_arp:
+            for other in self.hosts.values():
+                for a, b in ((host, other), (other, host)):
+                    a.ns.ip("neighbor", "replace", b.ip, "lladdr", b.mac,
+                            "dev", INNER, "nud", "permanent")
+        self.hosts[name] = host
+        return host
+
+    def source(self, name: str, flows: Sequence[FlowSpec], *,
+               packets_per_flow: int = 64, rate: int | None = None) -> Port:
+        """Add a port that receives `flows`, over and over, as fast as its
+        PMD thread polls.
+
+        The PMD thread itself makes the packets, so the load is no other
+        program's.  With `rate` (bit/s) a stock ingress policer thins it, in
+        bursts of a millisecond; otherwise what is not forwarded must be
+        dropped.  It begins at once; without a flow for it its
+        packets are dropped.
+
+        Sequence numbers repeat after `packets_per_flow`, so they tell order
+        only where fewer than half as many are dropped in a row; for order
+        behind heavy dropping use `flood`.
+        """
+        path = self.dir / f"{name}.pcap"
+        write_flows(path, flows, packets_per_flow)
+        options: dict[str, int] = {}
+        if rate is not None:
+            # kbit/s and kbit; it counts without the Ethernet header.
+            options = {"ingress_policing_rate": rate // 1000,
+                       "ingress_policing_burst": max(16, rate // 1_000_000)}
+        return self.add_port(name, f"net_pcap,rx_pcap={path},infinite_rx=1",
+                             **options)
+
+    def sink(self, name: str) -> Port:
+        """Add a port that takes everything and receives nothing.
+
+        It counts packets only, no bytes.
+        """
+        return self.add_port(name, "net_null,no-rx=1")
+
+    def recorder(self, name: str) -> Recorder:
+        """Add a port that records what leaves it; it receives nothing."""
+        path = self.dir / f"{name}.tx.pcap"
+        nothing = empty_pcap(self.dir / "nothing.pcap")
+        port = self.add_port(name, f"net_pcap,rx_pcap={nothing},tx_pcap={path}")
+        recorder = Recorder(port.name, port.number, port.devargs, path)
+        self.ports[name] = recorder
+        return recorder
+
+    # Forwarding without a controller.
+
+    def set_flows(
+        self,
+        *,
+        vm_meters: Mapping[str, int] | None = None,
+        dest_meters: Iterable[tuple[str, int]] = (),
+        routes: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Replace the bridge's flows by three tables, as the controller's.
+
+        Table 0 takes packets of each port in `vm_meters` (port name to meter)
+        through its meter, table 1 those that a match in `dest_meters` picks
+        (such as ``ip,nw_dst=10.71.0.12``) through a meter, table 2 forwards:
+        `routes` (match to port name) first, then to the hosts by MAC address,
+        broadcasts to all of them.
+        """
+        flows = ["table=0,priority=0,actions=goto_table:1",
+                 "table=1,priority=0,actions=goto_table:2"]
+        for port, meter in (vm_meters or {}).items():
+            number = self.ports[port].number
+            flows.append(f"table=0,priority=10,in_port={number},"
+                         f"actions=meter:{meter},goto_table:1")
+        for match, meter in dest_meters:
+            flows.append(f"table=1,priority=10,{match},"
+                         f"actions=meter:{meter},goto_table:2")
+        for match, port in routes:
+            flows.append(f"table=2,priority=20,{match},"
+                         f"actions=output:{self.ports[port].number}")
+        for host in self.hosts.values():
+            flows.append(f"table=2,priority=10,dl_dst={host.mac},"
+                         f"actions=output:{host.port.number}")
+        numbers = [f"output:{h.port.number}" for h in self.hosts.values()]
+        if numbers:
+            flows.append("table=2,priority=5,dl_dst=ff:ff:ff:ff:ff:ff,"
+                         "actions=" + ",".join(numbers))
+        self.ovs.replace_flows(self.bridge, flows)
+
+    # Traffic; each is ended with the testbed at the latest.
+
+    def tcp(self, src: Host, dst: Host, *, seconds: float, **kwargs: Any
+            ) -> IperfTcp:
+        """Start an iperf3 TCP transfer."""
+        return self._keep(IperfTcp(src, dst, seconds=seconds, **kwargs))
+
+    def flood(self, src: Host, dst: Host | Sequence[str], *, rate: float,
+              **kwargs: Any) -> UdpFlood:
+        """Start a UDP flood to a host, or to addresses (see `Host.route`)."""
+        return self._keep(UdpFlood(src, dst, rate=rate, **kwargs))
+
+    def pingpong(self, src: Host, dst: Host, **kwargs: Any) -> PingPong:
+        """Start requests and responses."""
+        return self._keep(PingPong(src, dst, **kwargs))
+
+    # Measurement.
+
+    def read_counters(self) -> dict[str, float]:
+        """Counters of all hosts, as a `Sampler` takes them.
+
+        HOST.tx_bytes and HOST.tx_packets are what left the host's port,
+        HOST.rx_bytes and HOST.rx_packets what came in from the host (frames
+        without FCS), HOST.retransmits the host's TCP retransmissions.
+        """
+        links = link_counters()
+        values: dict[str, float] = {}
+        for name, host in self.hosts.items():
+            link = links[host.outer]
+            values[f"{name}.tx_bytes"] = link.tx_bytes
+            values[f"{name}.tx_packets"] = link.tx_packets
+            values[f"{name}.rx_bytes"] = link.rx_bytes
+            values[f"{name}.rx_packets"] = link.rx_packets
+            values[f"{name}.retransmits"] = host.retransmits()
+        return values
+
+    def sampler(self, interval: float = 0.05,
+                more: Callable[[], Mapping[str, float]] | None = None
+                ) -> Sampler:
+        """A sampler, not yet started, of `read_counters` (and of `more`)."""
+        def read() -> Mapping[str, float]:
+            values = self.read_counters()
+            if more is not None:
+                values.update(more())
+            return values
+
+        return Sampler(read, interval)
+
+    def mbufs_in_use(self) -> int:
+        """mbufs in use in all mempools (also those that queues hold)."""
+        return sum(self.ovs.mempools().values())
+
+    def wait_mbufs(self, expected: int, timeout: float = 5.0) -> None:
+        """Wait until `expected` mbufs are in use: none leaked, none held."""
+        wait_until(lambda: self.mbufs_in_use() == expected,
+                   f"{expected} mbufs in use", timeout, interval=0.1)
