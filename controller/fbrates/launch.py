@@ -106,7 +106,7 @@ def _green() -> Any:
     """Make Python's blocking calls green, and eventlet what Ryu 4.34 expects."""
     # Eventlet announces on import that it is in maintenance; docs/controller.md
     # says why it is here.
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=r"\s*Eventlet is deprecated")
     import eventlet
 
     eventlet.monkey_patch()
@@ -135,6 +135,9 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
         for name in ("ryu", "ryu.lib.hub", "ryu.base.app_manager"):
             logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger("ryu.lib.hub").propagate = True
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter)
     _handle_signals(eventlet, hub)
     ryu.cmd.manager.main(
         args=[

@@ -1,0 +1,231 @@
+"""What utilities/flowbundler-ctl runs: a client of the controller's REST interface.
+
+Needs nothing but Python's standard library, so that it starts at once and on any
+machine.  Exit status: 0 done, 1 the controller refused, could not be reached or could
+not confirm, 2 a wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+PROGRAM = "flowbundler-ctl"
+DEFAULT_URL = "http://127.0.0.1:8080"
+TIMEOUT = 10.0
+
+
+class Failure(Exception):
+    """What the user is told before exit status 1."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Give the command line's grammar."""
+    url = os.environ.get("FLOWBUNDLER_URL", DEFAULT_URL)
+    common = argparse.ArgumentParser(add_help=False)
+    # Also behind the command, where they must not undo what stood before it.
+    common.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    common.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+    top = argparse.ArgumentParser(
+        prog=PROGRAM, description="Shows and changes the rates that a FlowBundler controller keeps."
+    )
+    top.add_argument(
+        "--url", default=url, help=f"the controller (default FLOWBUNDLER_URL or {DEFAULT_URL})"
+    )
+    top.add_argument("--json", action="store_true", help="print the controller's answer as it is")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    rate = commands.add_parser("set-rate", parents=[common], help="change a VM's rate now")
+    rate.add_argument("tenant", metavar="TENANT")
+    rate.add_argument("vm", metavar="VM", help="'-' for a destination that a tenant's VMs share")
+    rate.add_argument("rate", metavar="RATE", help="such as 50Mbps, 1.5Gbps, 50000000, unlimited")
+    rate.add_argument("--to", metavar="DEST", help="the rate towards this address or prefix")
+    show = commands.add_parser("show", parents=[common], help="show rates")
+    show.add_argument("tenant", metavar="TENANT", nargs="?")
+    commands.add_parser("status", parents=[common], help="show switches and errors")
+    commands.add_parser("reload", parents=[common], help="let the controller read its file again")
+    return top
+
+
+def request(url: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Ask the controller; raises Failure with its own words."""
+    data = json.dumps(body).encode() if body is not None else None
+    try:
+        call = urllib.request.Request(url.rstrip("/") + path, data=data, method=method)
+    except ValueError as error:
+        raise Failure(f"--url {url}: {error}") from None
+    if data is not None:
+        call.add_header("Content-Type", "application/json")
+    # The controller is near: no proxy has a part in this.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(call, timeout=TIMEOUT) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise Failure(_explain(error)) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise Failure(f"no answer from the controller at {url}: {reason}") from None
+
+
+def _explain(error: urllib.error.HTTPError) -> str:
+    try:
+        answer = json.loads(error.read())
+        problems = answer.get("errors") or [answer["error"]]
+        return "\n".join(_problem(problem) for problem in problems)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"the controller answered {error.code} {error.reason}"
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    text = f"line {problem['line']}: " if problem.get("line") else ""
+    text += problem["message"]
+    if problem.get("value") is not None:
+        text = f"{problem['field']} {problem['value']!r}: {text}"
+    elif problem.get("field"):
+        text = f"{problem['field']}: {text}"
+    allowed = problem.get("allowed")
+    if isinstance(allowed, list):
+        allowed = ", ".join(map(str, allowed)) or "none"
+    return f"{text}; allowed: {allowed}" if allowed else text
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Set rows in columns."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
+    return "\n".join(lines)
+
+
+def set_rate(options: argparse.Namespace) -> int:
+    """Run set-rate."""
+    quote = urllib.parse.quote
+    path = f"/v1/tenants/{quote(options.tenant, safe='')}"
+    if options.vm != "-":
+        path += f"/vms/{quote(options.vm, safe='')}"
+    elif not options.to:
+        raise Failure("VM '-' (all VMs of the tenant) needs --to DEST")
+    if options.to:
+        path += f"/destinations/{quote(options.to, safe='')}"
+    status, answer = request(options.url, "PUT", f"{path}/rate", {"rate": options.rate})
+    applied = answer["applied"]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        who = f"{options.tenant}/{options.vm}" + (
+            f" to {answer['destination']}" if options.to else ""
+        )
+        if applied:
+            print(
+                f"{who}: {answer['old_rate']} -> {answer['new_rate']} "
+                f"(meter {answer['meter_id']}, confirmed in {answer['elapsed_ms']:.1f} ms)"
+            )
+        else:
+            print(f"{who}: {answer['old_rate']} -> {answer['new_rate']}, accepted")
+    if not applied:
+        print(f"{PROGRAM}: not in force: {answer.get('reason')}", file=sys.stderr)
+        for name, switch in answer["switches"].items():
+            for error in switch["errors"]:
+                print(f"{PROGRAM}: switch {name}: {error}", file=sys.stderr)
+    return 0 if applied and status == 200 else 1
+
+
+def show(options: argparse.Namespace) -> int:
+    """Run show."""
+    if options.tenant:
+        path = f"/v1/tenants/{urllib.parse.quote(options.tenant, safe='')}"
+        answer = request(options.url, "GET", path)[1]
+        tenants = {options.tenant: answer}
+    else:
+        answer = request(options.url, "GET", "/v1/tenants")[1]
+        tenants = answer["tenants"]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    rows = []
+
+    def add(tenant: str, vm: str, to: str, item: dict[str, Any]) -> None:
+        changed = "" if item["rate"] == item["file_rate"] else f"file: {item['file_rate']}"
+        meter = str(item["meter_id"] or "-")
+        rows.append((tenant, vm, to, item["rate"], meter, str(len(item["switches"])), changed))
+
+    for name, tenant in tenants.items():
+        for vm_name, vm in tenant["vms"].items():
+            add(name, vm_name, "any", vm)
+            for to, item in vm["destinations"].items():
+                add(name, vm_name, to, item)
+        for to, item in tenant["destinations"].items():
+            add(name, "-", to, item)
+    print(table(("TENANT", "VM", "TO", "RATE", "METER", "SWITCHES", "CHANGED"), rows))
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    """Run status; exit status 1 if a switch is not in sync."""
+    answer = request(options.url, "GET", "/v1/status")[1]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        rows = []
+        for name, switch in answer["switches"].items():
+            state = "in sync" if switch["in_sync"] else "not in sync"
+            rows.append(
+                (
+                    name,
+                    state if switch["connected"] else "disconnected",
+                    str(switch.get("meters", "-")),
+                    str(switch.get("flows", "-")),
+                    str(switch.get("repairs", "-")),
+                    ", ".join(switch.get("missing_ports", [])) or "-",
+                )
+            )
+        header = ("SWITCH", "STATE", "METERS", "FLOWS", "REPAIRS", "MISSING PORTS")
+        print(table(header, rows) if rows else "no switch is connected")
+        for name, switch in answer["switches"].items():
+            for error in switch["errors"]:
+                print(f"{name}: {error['about']}: {error['error']}")
+        if answer["last_reload_error"]:
+            print(f"last reload refused: {answer['last_reload_error']}")
+    return 0 if answer["in_sync"] else 1
+
+
+def reload(options: argparse.Namespace) -> int:
+    """Run reload."""
+    answer = request(options.url, "POST", "/v1/reload")[1]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print("reloaded: " + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in answer.items()))
+    return 0
+
+
+COMMANDS = {"set-rate": set_rate, "show": show, "status": status, "reload": reload}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    options = parser().parse_args(argv)
+    try:
+        return COMMANDS[options.command](options)
+    except Failure as failure:
+        for line in str(failure).splitlines():
+            print(f"{PROGRAM}: {line}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Fixtures of the Python tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def ovs_tree() -> Path:
+    """The built Open vSwitch; a test that needs it fails without, it does not skip."""
+    from controller_harness import ovs_tree
+
+    return ovs_tree()
+
+
+@pytest.fixture
+def ovs(tmp_path_factory: pytest.TempPathFactory, ovs_tree: Path) -> Iterator[object]:
+    """A running ovsdb-server and ovs-vswitchd with dummy datapaths."""
+    import tempfile
+
+    from controller_harness import Switch
+
+    # A short path: Unix domain sockets have 108 bytes for theirs.
+    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
+        switch = Switch(Path(directory), ovs_tree)
+        try:
+            switch.start()
+            yield switch
+        finally:
+            switch.stop()
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Callable[..., object]]:
+    """Start controllers: call it with the text of the file of tenants."""
+    from controller_harness import Controller
+
+    started: list[Controller] = []
+
+    def start(config: str, *options: str) -> Controller:
+        directory = tmp_path / f"controller{len(started)}"
+        directory.mkdir()
+        started.append(Controller(directory, config, *options))
+        return started[-1].start()
+
+    yield start
+    for item in started:
+        if item.process is not None and item.process.poll() is None:
+            item.stop()
