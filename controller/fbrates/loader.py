@@ -160,6 +160,8 @@ class _Converter:
             raise InvalidConfig(
                 [Problem(dotted(path), "contains itself", line=node.start_mark.line + 1)]
             )
+        if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            self.problem(path, f"unknown tag {node.tag!r}", node.start_mark.line + 1)
         self.open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):

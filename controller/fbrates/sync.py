@@ -91,10 +91,16 @@ class SwitchError:
     time: float
     about: str
     error: str
+    count: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Give what GET /v1/status shows."""
-        return {"time": self.time, "about": self.about, "error": self.error}
+        return {
+            "time": self.time,
+            "about": self.about,
+            "error": self.error,
+            "count": self.count,
+        }
 
 
 @dataclass
@@ -155,6 +161,7 @@ class SwitchSync:
         self._held_waiters: list[Waiter] = []
         self._next_barrier_wanted = False
         self._settling = False
+        self._told: set[tuple[str, str]] = set()
         self._failures = 0
         self._failed_since_barrier = False
         self._retry_at: float | None = None
@@ -248,6 +255,7 @@ class SwitchSync:
                     )
                 self.in_sync = True
                 self._failures = 0
+                self._told.clear()
             else:
                 self._schedule_retry()
             self._failed_since_barrier = False
@@ -260,10 +268,18 @@ class SwitchSync:
         if xid not in self._sent:
             self._log.debug("switch %s: %s: %s", self.name, about, error)
             return
-        previous = self.errors[-1] if self.errors else None
-        if previous is None or (previous.about, previous.error) != (about, error):
+        now = self._wall_clock()
+        same = [item for item in self.errors if (item.about, item.error) == (about, error)]
+        if same:
+            same[0].time = now
+            same[0].count += 1
+        else:
+            self.errors.append(SwitchError(now, about, error))
+        if (about, error) not in self._told:
+            # Once until the switch was in sync again: a cause that stays must not
+            # fill the log.
+            self._told.add((about, error))
             self._log.error("switch %s: %s: %s", self.name, about, error)
-        self.errors.append(SwitchError(self._wall_clock(), about, error))
         if waiter is not None:
             waiter.errors.append(f"{about}: {error}")
         self.in_sync = False
@@ -331,12 +347,14 @@ class SwitchSync:
             self._send_barrier()
         if self._audit is not None:
             return
-        due_again = (
+        if self._retry_at is not None:
+            if now >= self._retry_at:
+                self.start_audit()
+        elif (
             self.resync_interval
             and self._audited_at is not None
             and now - self._audited_at >= self.resync_interval
-        )
-        if due_again or (self._retry_at is not None and now >= self._retry_at):
+        ):
             self.start_audit()
 
     # Inside.
@@ -359,6 +377,7 @@ class SwitchSync:
     def _reconcile(self, found: bool = False) -> None:
         if self._audit is not None:
             return
+        self._failed_since_barrier = False
         changes = planning.diff(self.plan, self.meters, self.flows)
         if changes and found and self.in_sync:
             self.repairs += 1
