@@ -190,6 +190,8 @@ def _watch_listeners(eventlet: Any, expected: dict[str, tuple[str, int]]) -> Non
     waiting = set(expected.values())
 
     def watched(listen_address: Any, *args: Any, **kwargs: Any) -> Any:
+        # Eventlet would let two controllers share one port and its connections.
+        kwargs["reuse_port"] = False
         try:
             result = listen(listen_address, *args, **kwargs)
         except OSError as error:

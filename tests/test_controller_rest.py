@@ -1,0 +1,378 @@
+"""The REST interface: what it answers, and that a refused request changes nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_harness import Controller
+from controller_pipeline import FakeSwitch
+from fbrates import config
+from fbrates.rest import CONFIRM_TIMEOUT, MAX_BODY, Api, Response
+from fbrates.service import Service
+from hypothesis import given
+from hypothesis import strategies as st
+
+FILE = """
+tenants:
+  red:
+    destinations: [{to: 10.2.0.0/16, rate: 70Mbps}]
+    vms:
+      a:
+        port: vm-a
+        rate: 300Mbps
+        destinations: [{to: 10.0.0.9, rate: 50Mbps}, {to: "2001:db8::/32", rate: 60Mbps}]
+      gone: {port: absent, rate: 1Mbps}
+"""
+VM = "/v1/tenants/red/vms/a"
+
+
+class PumpedEvent:
+    """An event whose wait lets the switch work, and takes time if that is in vain."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.world.obeying:
+            self.world.switch.run()
+        if not self.is_set:
+            self.world.now += timeout or 0
+        return self.is_set
+
+
+class World:
+    def __init__(self) -> None:
+        self.text = FILE
+        self.now = 50.0
+        self.obeying = True
+        self.switch = FakeSwitch({"vm-a": 1})
+        self.service = Service(
+            lambda: config.parse(self.text),
+            lambda: PumpedEvent(self),
+            lambda: self.now,
+            lambda: self.now,
+        )
+        self.api = Api(self.service, lambda: self.now)
+        self.switch.connect(self.service)
+        self.switch.run()
+
+    def put(self, path: str, body: Any) -> Response:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.api.handle("PUT", path, data)
+
+    def state(self) -> Any:
+        return (dict(self.service.rates), dict(self.switch.meters), dict(self.switch.flows))
+
+    def kbps(self, key: str) -> int:
+        return self.switch.meters[self.service.numbers.meters[key]].rate_kbps
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"rate": "50Mbps"}, {"rate": 50_000_000}, {"rate": "50000000"}]
+    + [{"rate_bps": 50_000_000}, {"rate_bps": "50000000"}],
+)
+def test_a_rate_is_changed(world: World, body: Any) -> None:
+    answer = world.put(f"{VM}/rate", body)
+    assert answer.status == 200
+    number = world.service.numbers.meters["red/a"]
+    assert answer.body == {
+        "tenant": "red",
+        "vm": "a",
+        "meter_id": number,
+        "old_rate": "300Mbps",
+        "old_rate_bps": 300_000_000,
+        "new_rate": "50Mbps",
+        "new_rate_bps": 50_000_000,
+        "applied": True,
+        "elapsed_ms": 0.0,
+        "switches": {"0000000000000001": {"applied": True, "errors": []}},
+    }
+    assert world.kbps("red/a") == 50_000
+    view = world.api.handle("GET", VM).body
+    assert (view["rate"], view["file_rate"]) == ("50Mbps", "300Mbps")
+    assert view["meter_id"] == number
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        (f"{VM}/destinations/10.0.0.9/rate", "red/a->10.0.0.9"),
+        (f"{VM}/destinations/10.0.0.9/32/rate", "red/a->10.0.0.9"),
+        (f"{VM}/destinations/2001:db8::/32/rate", "red/a->2001:db8::/32"),
+        (f"{VM}/destinations/2001:DB8:0::/32/rate", "red/a->2001:db8::/32"),
+        ("/v1/tenants/red/destinations/10.2.0.0/16/rate", "red->10.2.0.0/16"),
+    ],
+)
+def test_a_destinations_rate_is_changed(world: World, path: str, key: str) -> None:
+    answer = world.put(path, {"rate": "7Mbps"})
+    assert (answer.status, answer.body["applied"]) == (200, True)
+    assert world.kbps(key) == 7_000
+    assert world.api.handle("GET", path).body["rate_bps"] == 7_000_000
+
+
+def test_unlimited_and_back(world: World) -> None:
+    answer = world.put(f"{VM}/rate", {"rate": "unlimited"})
+    assert (answer.status, answer.body["new_rate_bps"]) == (200, None)
+    answer = world.put(f"{VM}/rate", {"rate": "5Mbps"})
+    assert (answer.status, answer.body["old_rate"]) == (200, "unlimited")
+    assert world.kbps("red/a") == 5_000
+
+
+def test_a_silent_switch_is_waited_for_and_not_forever(world: World) -> None:
+    world.obeying = False
+    answer = world.put(f"{VM}/rate", {"rate": "5Mbps"})
+    assert answer.status == 202
+    assert answer.body["applied"] is False
+    assert answer.body["elapsed_ms"] == CONFIRM_TIMEOUT * 1000
+    assert "not confirmed yet" in answer.body["reason"]
+    world.obeying = True
+    world.switch.run()
+    assert world.kbps("red/a") == 5_000
+
+
+def test_a_vm_that_is_not_there_yet(world: World) -> None:
+    answer = world.put("/v1/tenants/red/vms/gone/rate", {"rate": "5Mbps"})
+    assert (answer.status, answer.body["applied"], answer.body["switches"]) == (202, False, {})
+    assert world.switch.sync is not None
+    world.switch.sync.port_changed("absent", 5, deleted=False)
+    world.switch.run()
+    assert world.kbps("red/gone") == 5_000
+
+
+def test_a_switch_that_refuses(world: World) -> None:
+    world.switch.meters.clear()
+    answer = world.put(f"{VM}/rate", {"rate": "5Mbps"})
+    assert (answer.status, answer.body["applied"]) == (202, False)
+    assert "UNKNOWN_METER" in answer.body["switches"]["0000000000000001"]["errors"][0]
+
+
+BAD = [
+    # method, path, body, status, field, part of the message
+    ("PUT", f"{VM}/rate", b"", 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b"rate=5Mbps", 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b'{"rate": "5Mbps"', 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b'{"rate": "\xff"}', 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b'{"rate": NaN}', 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b"[" * 50_000, 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b'{"rate": ' + b"9" * 5000 + b"}", 400, "body", "not JSON"),
+    ("PUT", f"{VM}/rate", b'{"rate": "5Mbps", "rate": "6Mbps"}', 400, "body", "given twice"),
+    ("PUT", f"{VM}/rate", b"[]", 400, "body", "not an object"),
+    ("PUT", f"{VM}/rate", b'"5Mbps"', 400, "body", "not an object"),
+    ("PUT", f"{VM}/rate", b"null", 400, "body", "not an object"),
+    ("PUT", f"{VM}/rate", b"{}", 400, "rate", "missing"),
+    ("PUT", f"{VM}/rate", b'{"rate": "5Mbps", "rate_bps": 5}', 400, "rate", "both given"),
+    ("PUT", f"{VM}/rate", b'{"rtae": "5Mbps"}', 400, "rtae", "unknown key"),
+    ("PUT", f"{VM}/rate", b'{"rate": "5Mbps", "burst": 5}', 400, "burst", "unknown key"),
+    ("PUT", f"{VM}/rate", b'{"rate": null}', 400, "rate", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate": true}', 400, "rate", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate": []}', 400, "rate", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate": 5e7}', 400, "rate", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate": "5 furlongs"}', 400, "rate", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate": "5mbps"}', 400, "rate", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate": 0}', 400, "rate", "out of range"),
+    ("PUT", f"{VM}/rate", b'{"rate": -1}', 400, "rate", "out of range"),
+    ("PUT", f"{VM}/rate", b'{"rate": "401Gbps"}', 400, "rate", "out of range"),
+    ("PUT", f"{VM}/rate", b'{"rate_bps": 1e400}', 400, "rate_bps", "not a rate"),
+    ("PUT", f"{VM}/rate", b'{"rate_bps": "5Mbps"}', 400, "rate_bps", "not an integer"),
+    ("PUT", f"{VM}/rate", b'{"rate_bps": 1500}', 400, "rate_bps", "whole number of kbit/s"),
+    ("PUT", f"{VM}/rate", b'{"rate_bps": 18446744073709551616}', 400, "rate_bps", "range"),
+    ("PUT", f"{VM}/rate", b" " * (MAX_BODY + 1), 413, "body", "too large"),
+    ("PUT", "/v1/tenants/green/vms/a/rate", b'{"rate": "5Mbps"}', 404, "tenant", "green"),
+    ("PUT", "/v1/tenants/red/vms/z/rate", b'{"rate": "5Mbps"}', 404, "vm", "unknown vm z"),
+    ("PUT", f"{VM}/destinations/10.0.0.8/rate", b"{}", 404, "destination", "10.0.0.8"),
+    ("PUT", f"{VM}/destinations/10.0.0.8/8/rate", b"{}", 400, "destination", "host bits"),
+    ("PUT", f"{VM}/destinations/x/rate", b"{}", 400, "destination", "not an address"),
+    ("PUT", "/v1/tenants/red/destinations/10.3.0.0/16/rate", b"{}", 404, "destination", "10.3"),
+    ("PUT", "/v1/tenants/red/vms//rate", b"{}", 404, "vm", "unknown"),
+    ("GET", "/v1/tenants/green", b"", 404, "tenant", "green"),
+    ("GET", "/v1/nothing", b"", 404, "path", "no such path"),
+    ("GET", "/v1", b"", 404, "path", "no such path"),
+    ("POST", f"{VM}/rate", b'{"rate": "5Mbps"}', 405, "method", "not allowed"),
+    ("DELETE", VM, b"", 405, "method", "not allowed"),
+    ("PUT", "/v1/tenants", b"{}", 405, "method", "not allowed"),
+    ("GET", "/v1/reload", b"", 405, "method", "not allowed"),
+    ("PUT", "/v1/status", b"{}", 405, "method", "not allowed"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "field", "message"), BAD)
+def test_a_bad_request(
+    world: World, method: str, path: str, body: bytes, status: int, field: str, message: str
+) -> None:
+    before = world.state()
+    world.switch.changes()
+    answer = world.api.handle(method, path, body)
+    error = answer.body["error"]
+    assert (answer.status, error["field"]) == (status, field)
+    assert message in error["message"]
+    assert set(error) == {"field", "value", "allowed", "message"}
+    assert error["allowed"] is not None
+    json.loads(answer.encode())
+    world.switch.run()
+    assert world.state() == before
+    assert world.switch.changes() == []
+
+
+def test_unknown_names_tell_the_known(world: World) -> None:
+    allowed = world.put("/v1/tenants/red/vms/z/rate", {}).body["error"]["allowed"]
+    assert allowed == ["a", "gone"]
+
+
+def test_a_refused_method_names_the_others(world: World) -> None:
+    answer = world.api.handle("POST", f"{VM}/rate")
+    assert answer.headers["Allow"] == "GET, PUT"
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(lambda text: text.encode()))
+def test_any_body_is_answered(body: bytes) -> None:
+    world = World()
+    before = world.state()
+    answer = world.put(f"{VM}/rate", body)
+    assert answer.status == 400
+    assert world.state() == before
+
+
+def test_reload(world: World) -> None:
+    world.put(f"{VM}/rate", {"rate": "5Mbps"})
+    before = world.state()
+    world.text = FILE.replace("rate: 70Mbps", "rtae: 70Mbps").replace("60Mbps", "-1")
+    answer = world.api.handle("POST", "/v1/reload")
+    assert answer.status == 400
+    fields = [error["field"] for error in answer.body["errors"]]
+    assert fields == [
+        "tenants.red.destinations[0].rtae",
+        "tenants.red.vms.a.destinations[1].rate",
+    ]
+    assert answer.body["error"] == answer.body["errors"][0]
+    world.switch.run()
+    assert world.state() == before
+    world.text = FILE.replace("70Mbps", "71Mbps")
+    answer = world.api.handle("POST", "/v1/reload")
+    assert answer.status == 200
+    assert answer.body == {
+        "added": 0,
+        "removed": 0,
+        "rates_changed": 2,
+        "live_changes_dropped": 1,
+    }
+    world.switch.run()
+    assert world.kbps("red->10.2.0.0/16") == 71_000
+    assert world.kbps("red/a") == 300_000
+
+
+def test_views(world: World) -> None:
+    status = world.api.handle("GET", "/v1/status").body
+    assert status["in_sync"] is True
+    switch = status["switches"]["0000000000000001"]
+    assert (switch["meters"], switch["missing_ports"]) == (4, ["absent"])
+    assert set(status["meters"].values()) >= {"red/a", "red/a->10.0.0.9"}
+    meters = world.api.handle("GET", "/v1/meters").body["0000000000000001"]
+    a = next(meter for meter in meters if meter["owner"] == "red/a")
+    assert a["flags"] == ["KBPS"]
+    assert a["bands"] == [{"type": "DROP", "rate": 300_000, "burst_size": 0}]
+    tenants = world.api.handle("GET", "/v1/tenants").body["tenants"]
+    assert tenants["red"]["vms"]["gone"]["switches"] == []
+    assert tenants["red"]["vms"]["a"]["destinations"]["10.0.0.9"]["rate"] == "50Mbps"
+    assert world.api.handle("GET", "/v1/tenants/red").body == tenants["red"]
+    assert world.api.handle("GET", "/v1/tenants/red/vms").body == tenants["red"]["vms"]
+
+
+# The same through a real server.
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    running = Controller(tmp_path_factory.mktemp("controller"), FILE)
+    try:
+        yield running.start()
+    finally:
+        running.stop()
+
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def ask(server: Controller) -> Iterator[Ask]:
+    parts = urllib.parse.urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+
+    def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        quoted = urllib.parse.quote(path)
+        connection.request(
+            method, quoted, body, headers, encode_chunked="Transfer-Encoding" in headers
+        )
+        answer = connection.getresponse()
+        data = answer.read()
+        assert answer.headers["Content-Type"] == "application/json", data
+        return answer.status, json.loads(data)
+
+    yield ask
+    connection.close()
+
+
+def test_bad_requests_on_one_real_connection(ask: Ask) -> None:
+    before = ask("GET", "/v1/tenants")
+    for method, path, body, status, field, message in BAD:
+        if path == "/v1/tenants/red/vms//rate":
+            continue
+        answered, answer = ask(method, path, body)
+        assert (answered, answer["error"]["field"]) == (status, field), (path, body[:50])
+        assert message in answer["error"]["message"]
+    assert ask("GET", "/v1/tenants") == before
+
+
+def test_a_large_chunked_body_is_refused(ask: Ask) -> None:
+    pieces = (b" " * 1024 for _ in range(80))
+    status, answer = ask("PUT", f"{VM}/rate", pieces, **{"Transfer-Encoding": "chunked"})
+    assert (status, answer["error"]["field"]) == (413, "body")
+
+
+def test_a_chunked_body_is_read(ask: Ask) -> None:
+    pieces = iter([b'{"rate": ', b'"6Mbps"}'])
+    status, answer = ask("PUT", f"{VM}/rate", pieces, **{"Transfer-Encoding": "chunked"})
+    assert (status, answer["new_rate"]) == (202, "6Mbps")
+    assert "no connected switch" in answer["reason"]
+
+
+def test_quoted_prefixes(server: Controller, ask: Ask) -> None:
+    for quoted in ("2001:db8::/32", "2001%3Adb8%3A%3A%2F32"):
+        path = f"{server.url}{VM}/destinations/{quoted}/rate"
+        assert server.session.get(path, timeout=20).json()["destination"] == "2001:db8::/32"
+
+
+def test_a_port_that_is_taken(server: Controller, tmp_path: Path) -> None:
+    port = urllib.parse.urlsplit(server.url).netloc
+    import subprocess
+
+    from controller_harness import ROOT
+
+    result = subprocess.run(
+        [
+            str(ROOT / "utilities" / "fb-controller"),
+            *("--config", str(server.config), "--rest-listen", port),
+            *("--ofp-listen", "127.0.0.1:0"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 1
+    assert f"cannot listen on {port}: Address already in use" in result.stderr
