@@ -38,9 +38,9 @@
  * Properties:
  *
  *  * Never early: an entry leaves at its slot time or later, and the slot time
- *    is not before the EDT, however far ahead the EDT is.  (The only
- *    exception: EDTs past the last multiple of 'min_granularity_ns' that 64
- *    bits can hold are taken as that multiple.)
+ *    is not before the EDT, however far ahead the EDT is.  (Except at the end
+ *    of time: an EDT that is past the last multiple of 'min_granularity_ns'
+ *    below UINT64_MAX is taken as that multiple.)
  *
  *  * Late by less than the granularity of the entry's level, plus the time
  *    that the caller lets pass between two calls of mltw_dequeue(), as long as
