@@ -16,9 +16,6 @@ import os
 from collections import deque
 from typing import Any
 
-from fbrates import config, plan, sync
-from fbrates.rest import MAX_BODY, Api, RequestError, Response, too_large
-from fbrates.service import Service
 from ryu.app.wsgi import ControllerBase, WSGIApplication, route
 from ryu.base import app_manager
 from ryu.controller import ofp_event
@@ -27,6 +24,10 @@ from ryu.lib import hub
 from ryu.ofproto import ofproto_v1_3 as ofp
 from ryu.ofproto import ofproto_v1_3_parser as parser
 from webob import Response as WebobResponse
+
+from fbrates import config, metrics, plan, sync
+from fbrates.rest import MAX_BODY, Api, RequestError, Response, too_large
+from fbrates.service import Service
 
 CONFIG_VARIABLE = "FLOWBUNDLER_CONFIG"
 TICK = 0.5
@@ -49,7 +50,9 @@ class RyuRates(app_manager.RyuApp):
         self.service = Service(lambda: config.load(filename), hub.Event, log=LOG)
         self.api = Api(self.service)
         self.connections: dict[Any, Connection] = {}
-        kwargs["wsgi"].register(RestController, {"api": self.api})
+        kwargs["wsgi"].register(
+            RestController, {"api": self.api, "metrics": metrics.Metrics(self.service)}
+        )
         LOG.info(
             "%s: %d tenants; the switch shapes, rather than drops, with "
             "other_config:meter-shaping=true",
@@ -184,6 +187,7 @@ class RestController(ControllerBase):
     def __init__(self, req: Any, link: Any, data: dict[str, Any], **config: Any) -> None:
         super().__init__(req, link, data, **config)
         self.api: Api = data["api"]
+        self.metrics: metrics.Metrics = data["metrics"]
 
     @route("flowbundler", "/v1{rest:(/.*)?}")
     def answer(self, req: Any, **_kwargs: Any) -> WebobResponse:
@@ -199,6 +203,13 @@ class RestController(ControllerBase):
             status=response.status,
             body=response.encode(),
             headerlist=[("Content-Type", "application/json"), *response.headers.items()],
+        )
+
+    @route("flowbundler", "/metrics", methods=["GET"])
+    def scrape(self, _req: Any, **_kwargs: Any) -> WebobResponse:
+        """Answer Prometheus."""
+        return WebobResponse(
+            body=self.metrics.render(), headerlist=[("Content-Type", metrics.CONTENT_TYPE)]
         )
 
 

@@ -127,13 +127,16 @@ class Switch:
             "--log-file",
             "-vconsole:off",
         )
-        wait_for("ovs-vswitchd", lambda: "running" in self.appctl("version") or True)
+        control = self.directory / "ovs-vswitchd.ctl"
+        wait_for("ovs-vswitchd", control.exists)
+        wait_for("ovs-vswitchd's database", lambda: self.vsctl("show"))
 
     def stop_vswitchd(self) -> None:
         """End ovs-vswitchd as a crash would: no goodbye to the controller."""
         assert self.vswitchd is not None
         self.vswitchd.kill()
         self.vswitchd.wait()
+        (self.directory / "ovs-vswitchd.ctl").unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End both."""
@@ -178,9 +181,9 @@ class Switch:
         }
 
     def flows(self, bridge: str) -> list[str]:
-        """Give the flows of a bridge, without counters."""
-        text = self.ofctl("--no-stats", "--no-names", "--sort", "dump-flows", bridge)
-        return [line.strip() for line in text.splitlines() if "table" in line or "actions" in line]
+        """Give the flows of a bridge, without counters, in an order of their text."""
+        text = self.ofctl("--no-stats", "--no-names", "dump-flows", bridge)
+        return sorted(line.strip() for line in text.splitlines() if "actions=" in line)
 
     def trace(self, bridge: str, flow: str) -> str:
         """Say what the bridge does with a packet."""

@@ -6,10 +6,11 @@ import ipaddress
 from pathlib import Path
 
 import pytest
-from fbrates import config, loader, units
-from fbrates.loader import InvalidConfig
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fbrates import config, loader, units
+from fbrates.loader import InvalidConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,12 +9,13 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from controller_pipeline import FakeSwitch, Packet, Result, send
 from fbrates import config, ids, plan, sync
 from fbrates.plan import ADD, DELETE, MODIFY, Flow, FlowKey, FlowMod, Meter, MeterMod, Numbers
 from fbrates.service import Service
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 PORTS = {"vm-a": 1, "vm-b": 2, "up": 3}
 

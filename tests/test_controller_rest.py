@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from controller_harness import Controller
 from controller_pipeline import FakeSwitch
 from fbrates import config
 from fbrates.rest import CONFIRM_TIMEOUT, MAX_BODY, Api, Response
 from fbrates.service import Service
-from hypothesis import given
-from hypothesis import strategies as st
 
 FILE = """
 tenants:

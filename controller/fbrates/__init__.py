@@ -11,8 +11,11 @@ plan       configuration + a switch's ports -> the meters and flows it should ha
 sync       one switch: what it has, what it should have, the messages between
 service    all switches and all tenants: reload, live rate changes, status
 rest       HTTP requests -> service calls -> JSON
+metrics    the same state for Prometheus
+launch     the command fb-controller
+cli        the command flowbundler-ctl
 ========== =====================================================================
 
-Nothing here imports Ryu, opens a socket, starts a thread or reads a clock of its
-own; ``ryu_rates.py`` beside this package does that.
+But for the two commands, nothing here imports Ryu, opens a socket, starts a thread or
+reads a clock that it was not given; ``ryu_rates.py`` beside this package does that.
 """
