@@ -572,6 +572,22 @@ def test_a_rate_set_at_any_moment_of_a_connection_is_in_force(steps: int) -> Non
     assert world.switch.sync is not None and not world.switch.sync.errors
 
 
+@pytest.mark.parametrize("steps", range(4))
+def test_a_rate_set_during_an_audit_is_not_taken_for_a_difference(steps: int) -> None:
+    world = World().up()
+    assert world.switch.sync is not None
+    world.switch.changes()
+    world.switch.sync.start_audit()
+    world.switch.run(limit=steps)
+    world.service.set_rate(world.limit("red/a"), 7_000_000)
+    world.switch.run()
+    meter = Meter(world.meter("red/a"), 7000)
+    assert world.switch.changes() == [MeterMod(MODIFY, meter)]
+    assert world.switch.meters[meter.id] == meter
+    assert world.switch.sync.repairs == 0
+    assert world.in_sync
+
+
 def test_to_unlimited_and_back() -> None:
     world = World().up()
     change = world.service.set_rate(world.limit("red/a"), None)

@@ -110,6 +110,8 @@ class _Audit:
     started: float
     meters: dict[int, Meter] = field(default_factory=dict)
     flows: dict[FlowKey, Flow] = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)
+    """Meters changed since the switch was asked: the answer is older than that."""
     meters_done: bool = False
     flows_done: bool = False
 
@@ -309,6 +311,8 @@ class SwitchSync:
         if meter.id in self.meters:
             if self.meters[meter.id] != meter:
                 self._change(MeterMod(planning.MODIFY, meter), waiter)
+                if self._audit is not None:
+                    self._audit.changed.add(meter.id)
             self._next_waiters.append(waiter)
             self._want_barrier()
         else:
@@ -371,6 +375,8 @@ class SwitchSync:
         self._audit = None
         self._audited_at = self._clock()
         self.audits += 1
+        for number in audit.changed & audit.meters.keys():
+            audit.meters[number] = self.meters[number]
         self.meters, self.flows = audit.meters, audit.flows
         self._reconcile(found=True)
 
