@@ -54,10 +54,10 @@ class RyuRates(app_manager.RyuApp):
             RestController, {"api": self.api, "metrics": metrics.Metrics(self.service)}
         )
         LOG.info(
-            "%s: %d tenants; the switch shapes, rather than drops, with "
+            "%s: %d rates; the switch shapes, rather than drops, with "
             "other_config:meter-shaping=true",
             filename,
-            len(self.service.config.tenants),
+            len(self.service.rates),
         )
         RyuRates.instance = self
         hub.spawn(self._tick_forever)
@@ -153,7 +153,11 @@ class Connection:
         """Hand the switch to the service if it is, or has become, one of ours."""
         if self.switch is not None and not self.switch.connected:
             self.switch = None
-        if self.switch is None and (first or self.service.config.selects(self.datapath.id)):
+        number = self.datapath.id
+        # A new connection of the same switch takes over from one that is not known to
+        # be dead yet; that one must not take it back.
+        wanted = self.service.config.selects(number) and number not in self.service.switches
+        if self.switch is None and (first or wanted):
             self.switch = self.service.connect(self.datapath.id, self.send)
 
     def send(self, message: sync.Message) -> int:

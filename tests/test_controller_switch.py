@@ -397,7 +397,9 @@ def test_the_end(br0: Switch, controller: Start, number: int) -> None:
     started = time.monotonic()
     assert running.stop(number) == 0
     assert time.monotonic() - started < 3
-    assert "Traceback" not in running.log.read_text()
+    log = running.log.read_text()
+    assert "Traceback" not in log
+    assert re.search(r"^\d{4}-\d\d-\d\d \S+ INFO switch 0000000000000001: in sync,", log, re.M), log
     # What the switch enforces, it goes on to enforce.
     assert (br0.meters("br0"), br0.flows("br0")) == before
 
@@ -419,6 +421,22 @@ def test_only_the_switches_of_the_file(br0: Switch, controller: Start) -> None:
     assert running.session.post(f"{running.url}/v1/reload", timeout=20).status_code == 200
     running.in_sync(1, 2)
     assert br0.meters("br0") == wanted()
+
+
+def test_two_connections_of_one_switch_do_not_fight(br0: Switch, controller: Start) -> None:
+    # As when a switch comes back before its old connection is known to be dead.
+    br0.add_bridge("br1", "other", datapath_id=1)
+    running = controller(FILE)
+    attach(br0, running)
+    br0.vsctl("set-controller", "br1", running.target)
+    wait_for("the newer one", lambda: br0.meters("br1"))
+
+    def audits() -> bool:
+        # A connection that loses the switch starts to count anew.
+        return bool(running.in_sync(1)["switches"]["0000000000000001"]["audits"] >= 3)
+
+    wait_for("audits", audits)
+    assert running.log.read_text().count(": connected") == 2
 
 
 def test_a_switch_that_refuses_is_told(br0: Switch, controller: Start) -> None:
