@@ -1,0 +1,190 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#include <config.h>
+
+#include "edt-meter.h"
+
+#include "util.h"
+
+BUILD_ASSERT_DECL(EDT_STALE_TICKS < UINT64_MAX / 4);
+
+/* Creates parameters for a meter of 'rate_bps' (EDT_MIN_RATE_BPS to
+ * EDT_MAX_RATE_BPS) that admits bursts of 'burst_bytes' (at most
+ * EDT_MAX_BURST_BYTES; 0 or less than one MTU mean one MTU) and refuses
+ * packets that would wait for more than 'max_delay_us' (at most
+ * EDT_MAX_DELAY_US).  Values outside of these ranges are moved to the nearest
+ * allowed one.  The caller owns the result until it passes it on to
+ * edt_meter_init() or edt_meter_set_params(). */
+struct edt_params *
+edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
+                  uint64_t max_delay_us)
+{
+    struct edt_params *p = xzalloc(sizeof *p);
+
+    rate_bps = MIN(MAX(rate_bps, EDT_MIN_RATE_BPS), EDT_MAX_RATE_BPS);
+    burst_bytes = MIN(burst_bytes, EDT_MAX_BURST_BYTES);
+    max_delay_us = MIN(max_delay_us, EDT_MAX_DELAY_US);
+
+    p->rate_bps = rate_bps;
+    p->burst_bytes = burst_bytes;
+    p->max_delay_us = max_delay_us;
+
+    /* Ticks per byte: 8e9 * 2^10 / rate, between 20.48 and 8.192e9, as a
+     * fixed-point number that leaves 22 bits for the bytes of a batch.  The
+     * shift is chosen so that the number has 33 to 41 bits. */
+    const uint64_t num = UINT64_C(8000000000) << EDT_TICK_SHIFT;
+
+    p->cost_shift = 0;
+    while (p->cost_shift < 20
+           && ((num << (p->cost_shift + 1)) / rate_bps) < UINT64_C(1) << 41) {
+        p->cost_shift++;
+    }
+    p->byte_cost = ((num << p->cost_shift) + rate_bps / 2) / rate_bps;
+
+    /* A burst of 'burst_bytes' leaves at once if the first of its frames finds
+     * the schedule late by all of the others. */
+    uint64_t extra = burst_bytes > EDT_MTU_BYTES
+                     ? burst_bytes - EDT_MTU_BYTES : 0;
+    long double ticks_per_byte = (long double) num / rate_bps;
+    long double tolerance = extra * ticks_per_byte;
+
+    p->tolerance_ticks = MIN(tolerance, (long double) EDT_STALE_TICKS / 4);
+    p->max_delay_ticks = (max_delay_us * 1000) << EDT_TICK_SHIFT;
+
+    uint64_t gap_ns = EDT_MTU_BYTES * UINT64_C(8000000000) / rate_bps;
+    p->gap_ns = MIN(gap_ns, UINT32_MAX);
+    return p;
+}
+
+/* Initializes 'meter' as one that has never been used, with 'params' (which
+ * may be NULL), whose ownership it takes. */
+void
+edt_meter_init(struct edt_meter *meter, struct edt_params *params)
+{
+    ovsrcu_init(&meter->params, params);
+    atomic_init(&meter->tat_ticks, 0);
+}
+
+/* Frees what 'meter' owns.  There must be no readers left. */
+void
+edt_meter_destroy(struct edt_meter *meter)
+{
+    free(ovsrcu_get_protected(struct edt_params *, &meter->params));
+}
+
+/* Makes 'meter' follow 'params' (NULL to assign no EDTs) from now on and takes
+ * ownership.  What has been reserved stays as it is. */
+void
+edt_meter_set_params(struct edt_meter *meter, struct edt_params *params)
+{
+    struct edt_params *old
+        = ovsrcu_get_protected(struct edt_params *, &meter->params);
+
+    ovsrcu_set(&meter->params, params);
+    if (old) {
+        ovsrcu_postpone(free, old);
+    }
+}
+
+/* Reserves time on 'meter' for the packets of a batch at 'now_ns'.  'ends[i]'
+ * is the number of bytes of packets 0 to i ('ends[n - 1]' at most 2^22, 'n' at
+ * least 1); 'p' are the meter's parameters.
+ *
+ * Returns how many packets, from the first on, were admitted, and the time
+ * reserved for them in '*r'.  The others would wait longer than the meter
+ * allows and have consumed nothing. */
+size_t
+edt_meter_reserve(struct edt_meter *meter, const struct edt_params *p,
+                  uint64_t now_ns, const uint32_t *ends, size_t n,
+                  struct edt_reservation *r)
+{
+    const uint64_t now = now_ns << EDT_TICK_SHIFT;
+    const uint64_t floor = now - p->tolerance_ticks;
+    const uint64_t limit = now + p->max_delay_ticks;
+    uint64_t tat, base, end;
+    size_t admitted;
+
+    atomic_read_relaxed(&meter->tat_ticks, &tat);
+    do {
+        base = tat - floor <= EDT_STALE_TICKS ? tat : floor;
+
+        /* Packet i departs at base + cost(ends[i - 1]). */
+        admitted = n;
+        if (OVS_UNLIKELY((int64_t) (base + edt_cost(p, n > 1 ? ends[n - 2] : 0)
+                                    - limit) > 0)) {
+            for (admitted = 0; admitted < n; admitted++) {
+                uint32_t before = admitted ? ends[admitted - 1] : 0;
+
+                if ((int64_t) (base + edt_cost(p, before) - limit) > 0) {
+                    break;
+                }
+            }
+            if (!admitted) {
+                r->base_ticks = r->end_ticks = base;
+                return 0;
+            }
+        }
+        end = base + edt_cost(p, ends[admitted - 1]);
+    } while (!atomic_compare_exchange_weak_relaxed(&meter->tat_ticks, &tat,
+                                                   end));
+    r->base_ticks = base;
+    r->end_ticks = end;
+    return admitted;
+}
+
+/* Gives back time of reservation 'r' that its packets will not use because
+ * something after 'meter' dropped them: 'refunded_bytes' of the
+ * 'kept_bytes' + 'refunded_bytes' bytes that were reserved for.  'tail' says
+ * that the dropped packets are the last ones of the batch: then, unless
+ * another thread has reserved meanwhile, the schedule is exactly what it would
+ * have been without them.  Otherwise the rate is still exact, and packets that
+ * were given later times than they need keep those. */
+void
+edt_meter_refund(struct edt_meter *meter, const struct edt_params *p,
+                 const struct edt_reservation *r, uint32_t kept_bytes,
+                 uint32_t refunded_bytes, bool tail)
+{
+    uint64_t tat = r->end_ticks;
+
+    if (tail
+        && atomic_compare_exchange_strong_relaxed(
+            &meter->tat_ticks, &tat,
+            r->base_ticks + edt_cost(p, kept_bytes))) {
+        return;
+    }
+
+    uint64_t orig;
+    atomic_sub_relaxed(&meter->tat_ticks, edt_cost(p, refunded_bytes), &orig);
+}
+
+/* Books 'cost_ticks' on 'meter' for packets that departed from 'start_ticks'
+ * on, which is what edt_meter_pace_start() returned. */
+void
+edt_meter_charge(struct edt_meter *meter, uint64_t start_ticks,
+                 uint64_t cost_ticks)
+{
+    uint64_t tat, end;
+
+    atomic_read_relaxed(&meter->tat_ticks, &tat);
+    do {
+        uint64_t from = tat - start_ticks <= EDT_STALE_TICKS
+                        ? tat : start_ticks;
+
+        end = from + cost_ticks;
+    } while (!atomic_compare_exchange_weak_relaxed(&meter->tat_ticks, &tat,
+                                                   end));
+}

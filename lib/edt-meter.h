@@ -1,0 +1,204 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#ifndef EDT_METER_H
+#define EDT_METER_H 1
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ovs-atomic.h"
+#include "ovs-rcu.h"
+#include "openvswitch/util.h"
+
+/* Virtual scheduler that assigns earliest departure times (EDT)
+ * =============================================================
+ *
+ * An EDT meter turns a rate into departure times.  It does not hold packets:
+ * each packet is told when it may leave (or that it would wait too long), and
+ * something else, the shaper of an output port, keeps it until then.  The
+ * algorithm is the virtual scheduling form of the generic cell rate algorithm
+ * (ITU-T I.371 annex A) with bytes in place of cells: one theoretical arrival
+ * time, 'tat', is all the state there is.
+ *
+ *    base = max(tat, now - tolerance)
+ *    packet i of a batch departs at base + (bytes before i) / rate
+ *    tat  = base + (bytes of the batch) / rate
+ *
+ * Properties
+ * ----------
+ *
+ *  * Exact: time is kept in ticks of 2^-10 ns and the cost of a byte with a
+ *    relative error below 10^-7, so that the long-run rate is right to better
+ *    than 0.1 % from 64-byte to 9-kB frames and from EDT_MIN_RATE_BPS to
+ *    EDT_MAX_RATE_BPS, one packet per reservation or many.
+ *
+ *  * Bounded burst: what departs in any window of length W is at most
+ *    rate * W + max(burst, one frame).  'burst' is the depth of the
+ *    equivalent token bucket.  Unset means one MTU.
+ *
+ *  * Bounded waiting: a packet that would wait longer than 'max_delay' is
+ *    refused *before* 'tat' moves, so it consumes nothing.  Departure times
+ *    rise within a batch, hence what is refused is always the batch's tail.
+ *
+ *  * Never lost: changing the parameters leaves 'tat' alone.  Time promised to
+ *    packets that are waiting stays promised, later packets follow them at the
+ *    new rate.
+ *
+ *  * Shared: any number of threads may reserve at the same time; each
+ *    reservation is one compare-and-swap of 'tat'.  No lock, no division.
+ *
+ * Thread-safety
+ * -------------
+ *
+ *  edt_meter_reserve(), edt_meter_refund() and edt_meter_charge() may be
+ *  called by any number of threads.  edt_meter_set_params() needs the callers
+ *  to exclude each other, and readers to be RCU readers.
+ *
+ * Clock
+ * -----
+ *
+ *  'now_ns' is a monotonic clock in ns that all users of one meter share.
+ *  Ticks wrap around after 208 days; they are compared modulo 2^64, and a
+ *  'tat' that is further ahead of 'now' than any reservation can have put it
+ *  is taken for one that has been idle for half of that.
+ */
+
+/* Ticks per ns, as a power of two. */
+#define EDT_TICK_SHIFT 10
+
+/* Bytes of the frame that an unset burst admits and that the gap of a flow is
+ * stated for: 1,500 bytes of payload and the Ethernet header, without FCS, as
+ * OpenFlow meters count in Open vSwitch. */
+#define EDT_MTU_BYTES 1514
+
+#define EDT_MIN_RATE_BPS UINT64_C(1000)
+#define EDT_MAX_RATE_BPS UINT64_C(400000000000)
+#define EDT_MAX_DELAY_US UINT64_C(10000000)
+#define EDT_MAX_BURST_BYTES (UINT64_C(1) << 32)
+
+/* A 'tat' that is further ahead than this was not put there by a reservation:
+ * it is the past, seen through the wrap-around of ticks.  Twice the longest
+ * wait, and the time that 2^22 bytes, more than any batch has, take at the
+ * lowest rate. */
+#define EDT_STALE_TICKS                                             \
+    (((EDT_MAX_DELAY_US * 2000)                                     \
+      + (UINT64_C(8) << 22) * (1000000000 / EDT_MIN_RATE_BPS))      \
+     << EDT_TICK_SHIFT)
+
+/* What a meter is told to do.  Immutable once published. */
+struct edt_params {
+    uint64_t byte_cost;         /* Ticks per byte << 'cost_shift'. */
+    uint32_t cost_shift;
+    uint32_t gap_ns;            /* EDT_MTU_BYTES / rate, saturated. */
+    uint64_t tolerance_ticks;   /* Time 'tat' may lag behind now. */
+    uint64_t max_delay_ticks;   /* Longest wait. */
+    uint64_t rate_bps;
+    uint64_t burst_bytes;       /* 0 if unset. */
+    uint64_t max_delay_us;
+};
+
+/* A meter.  'params' is NULL while the meter does not assign EDTs. */
+struct edt_meter {
+    OVSRCU_TYPE(struct edt_params *) params;
+    atomic_uint64_t tat_ticks;
+};
+
+/* Time reserved for a batch: packet with 'b' bytes before it in the batch has
+ * its EDT at 'base_ticks' + cost of 'b'. */
+struct edt_reservation {
+    uint64_t base_ticks;
+    uint64_t end_ticks;
+};
+
+struct edt_params *edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
+                                     uint64_t max_delay_us);
+
+void edt_meter_init(struct edt_meter *, struct edt_params *);
+void edt_meter_destroy(struct edt_meter *);
+void edt_meter_set_params(struct edt_meter *, struct edt_params *);
+
+size_t edt_meter_reserve(struct edt_meter *, const struct edt_params *,
+                         uint64_t now_ns, const uint32_t *ends, size_t n,
+                         struct edt_reservation *);
+void edt_meter_refund(struct edt_meter *, const struct edt_params *,
+                      const struct edt_reservation *,
+                      uint32_t kept_bytes, uint32_t refunded_bytes,
+                      bool tail);
+
+/* Returns the parameters of 'meter', or NULL if it does not assign EDTs.
+ * Valid until the caller next quiesces. */
+static inline const struct edt_params *
+edt_meter_params(const struct edt_meter *meter)
+{
+    return ovsrcu_get(struct edt_params *, &meter->params);
+}
+
+/* Returns the time in ticks that 'bytes' take at the rate of 'p'.  'bytes' is
+ * at most 2^22 (32 packets of 64 kB, with room to spare). */
+static inline uint64_t
+edt_cost(const struct edt_params *p, uint32_t bytes)
+{
+    return (bytes * p->byte_cost) >> p->cost_shift;
+}
+
+/* Returns the EDT in ns, rounded up, of a packet in reservation 'r' that has
+ * 'bytes_before' bytes before it.  'now_ns' is what edt_meter_reserve() was
+ * given; an EDT may lie before it, by the tolerance at most. */
+static inline uint64_t
+edt_reservation_edt_ns(const struct edt_reservation *r,
+                       const struct edt_params *p, uint64_t now_ns,
+                       uint32_t bytes_before)
+{
+    uint64_t t = r->base_ticks + edt_cost(p, bytes_before);
+    int64_t wait = t - (now_ns << EDT_TICK_SHIFT);
+
+    return now_ns + ((wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT);
+}
+
+/* Pacing at departure
+ * ===================
+ *
+ * A port or a queue with a rate decides when packets leave rather than when
+ * they arrive: ask for edt_meter_pace_start(), send while the time it returned
+ * is not after now, advancing it by edt_cost() for each packet, and charge
+ * what was sent with edt_meter_charge().  Two threads that do so at once may
+ * together send one batch too early; the charge makes the next wait longer. */
+
+/* Returns the time in ticks from which 'meter' allows a packet to depart.
+ * 'catch_up_ns' is how far the schedule may lag behind 'now_ns' without
+ * forfeiting rate, where the meter's own tolerance is less: callers that have
+ * had packets waiting for the meter since they last charged it state the
+ * longest time between two of their visits. */
+static inline uint64_t
+edt_meter_pace_start(const struct edt_meter *meter,
+                     const struct edt_params *p, uint64_t now_ns,
+                     uint64_t catch_up_ns)
+{
+    uint64_t lag = MAX(p->tolerance_ticks, catch_up_ns << EDT_TICK_SHIFT);
+    uint64_t floor = (now_ns << EDT_TICK_SHIFT) - lag;
+    uint64_t tat;
+
+    atomic_read_relaxed(&CONST_CAST(struct edt_meter *, meter)->tat_ticks,
+                        &tat);
+    return tat - floor <= EDT_STALE_TICKS ? tat : floor;
+}
+
+void edt_meter_charge(struct edt_meter *, uint64_t start_ticks,
+                      uint64_t cost_ticks);
+
+#endif /* edt-meter.h */

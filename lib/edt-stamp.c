@@ -1,0 +1,156 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#include <config.h>
+
+#include "edt-stamp.h"
+
+#include "dp-packet.h"
+#include "dp-packet-gso.h"
+#include "netlink.h"
+#include "packets.h"
+#include "userspace-tso.h"
+#include "util.h"
+
+/* Prepares 'chain' for the meter action 'action' on 'batch': forgets the
+ * meters in it unless 'action' comes directly after them and finds the same
+ * packets. */
+void
+edt_chain_begin(struct edt_chain *chain, const struct nlattr *action,
+                const struct dp_packet_batch *batch)
+{
+    if (chain->n
+        && (chain->next != action || chain->batch != batch
+            || chain->n_packets != dp_packet_batch_size(batch)
+            || chain->first_packet != batch->packets[0])) {
+        chain->n = 0;
+    }
+}
+
+/* Notes that 'action' has been executed on 'batch'. */
+void
+edt_chain_end(struct edt_chain *chain, const struct nlattr *action,
+              const struct dp_packet_batch *batch)
+{
+    chain->next = nl_attr_next(action);
+    chain->batch = batch;
+    chain->n_packets = dp_packet_batch_size(batch);
+    chain->first_packet = chain->n_packets ? batch->packets[0] : NULL;
+}
+
+/* Gives the time of dropped packets back to the meters in 'chain':
+ * 'dropped_bytes' of the batch's bytes, 'kept_bytes' being the others.  'tail'
+ * says that the dropped packets were the last ones. */
+void
+edt_chain_refund(struct edt_chain *chain, uint32_t kept_bytes,
+                 uint32_t dropped_bytes, bool tail)
+{
+    for (size_t i = 0; i < chain->n; i++) {
+        struct edt_chain_link *link = &chain->links[i];
+
+        edt_meter_refund(link->meter, link->params, &link->reservation,
+                         kept_bytes, dropped_bytes, tail);
+        if (tail) {
+            link->reservation.end_ticks = link->reservation.base_ticks
+                + edt_cost(link->params, kept_bytes);
+        }
+    }
+}
+
+/* Returns the bytes of 'packet' that count: those that it will have on the
+ * wire, where a TSO packet is several. */
+static uint32_t
+packet_bytes(struct dp_packet *packet)
+{
+    uint32_t bytes = dp_packet_size(packet);
+
+    if (OVS_UNLIKELY(userspace_tso_enabled())
+        && dp_packet_hwol_is_tso(packet)) {
+        const char *payload = dp_packet_hwol_is_tunnel(packet)
+                              ? dp_packet_get_inner_tcp_payload(packet)
+                              : dp_packet_get_tcp_payload(packet);
+
+        if (payload && dp_packet_get_tso_segsz(packet)) {
+            uint32_t header = payload - (char *) dp_packet_data(packet);
+
+            bytes += (dp_packet_gso_nr_segs(packet) - 1) * header;
+        }
+    }
+    return bytes;
+}
+
+/* Makes the packets of 'batch' pass 'meter', with parameters 'p' and datapath
+ * id 'meter_id', at 'now_ns': stamps those that 'meter' admits and deletes the
+ * others, giving their time back to the meters in 'chain', which 'meter' then
+ * joins.  Stores what happened in '*result'. */
+void
+edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
+                const struct edt_params *p, uint32_t meter_id,
+                struct dp_packet_batch *batch, uint64_t now_ns,
+                struct edt_stamp_result *result)
+{
+    const size_t n = dp_packet_batch_size(batch);
+    uint32_t ends[NETDEV_MAX_BURST];
+    struct edt_reservation r;
+    struct dp_packet *packet;
+    uint32_t bytes = 0;
+    size_t admitted;
+
+    DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        bytes += packet_bytes(packet);
+        ends[i] = bytes;
+    }
+
+    admitted = n ? edt_meter_reserve(meter, p, now_ns, ends, n, &r) : 0;
+    uint32_t kept = admitted ? ends[admitted - 1] : 0;
+
+    for (size_t i = 0; i < admitted; i++) {
+        struct edt_stamp *stamp = &batch->packets[i]->md.edt;
+        uint64_t edt_ns = edt_reservation_edt_ns(&r, p, now_ns,
+                                                 i ? ends[i - 1] : 0);
+
+        if (!stamp->edt_ns) {
+            stamp->first_meter = meter_id;
+            stamp->edt_ns = edt_ns;
+            stamp->gap_ns = p->gap_ns;
+        } else if (edt_ns > stamp->edt_ns) {
+            stamp->edt_ns = edt_ns;
+            stamp->gap_ns = p->gap_ns;
+        }
+        stamp->last_meter = meter_id;
+    }
+
+    result->n_packets = n;
+    result->n_bytes = bytes;
+    result->n_dropped = n - admitted;
+    result->n_dropped_bytes = bytes - kept;
+
+    if (OVS_UNLIKELY(admitted < n)) {
+        for (size_t i = admitted; i < n; i++) {
+            dp_packet_delete(batch->packets[i]);
+        }
+        batch->count = admitted;
+        edt_chain_refund(chain, kept, bytes - kept, true);
+    }
+
+    if (admitted && chain->n < EDT_CHAIN_MAX) {
+        struct edt_chain_link *link = &chain->links[chain->n++];
+
+        link->meter = meter;
+        link->params = p;
+        link->reservation = r;
+    }
+}

@@ -1,0 +1,1792 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#include <config.h>
+
+#include "flow-shaper.h"
+
+#ifdef DPDK_NETDEV
+#include <rte_mempool.h>
+#endif
+
+#include "coverage.h"
+#include "dp-packet.h"
+#include "dp-packet-gso.h"
+#include "flow.h"
+#include "hash.h"
+#include "odp-util.h"
+#include "ovs-atomic.h"
+#include "packets.h"
+#include "userspace-tso.h"
+#include "util.h"
+
+COVERAGE_DEFINE(flowbundler_drop_max_delay);
+COVERAGE_DEFINE(flowbundler_drop_backlog);
+COVERAGE_DEFINE(flowbundler_drop_budget);
+COVERAGE_DEFINE(flowbundler_drop_flows);
+COVERAGE_DEFINE(flowbundler_drop_expired);
+COVERAGE_DEFINE(flowbundler_drop_removed);
+COVERAGE_DEFINE(flowbundler_drop_segment);
+
+/* Lag that a pace catches up on while packets wait for it.  Longer ones than
+ * this are not polls that came late but a thread that stood still. */
+#define MAX_CATCH_UP_NS UINT64_C(10000000)
+
+/* A FIFO that has been empty for this long is freed. */
+#define FLOW_IDLE_NS UINT64_C(1000000000)
+#define FLOW_REAP_MAX 4             /* FIFOs freed per drain at most. */
+
+/* Share of a pool that shapers may hold: the rest is for receiving. */
+#define POOL_SHARE(SIZE) ((SIZE) - (SIZE) / 4)
+#define HEAP_BUDGET_PACKETS 65536   /* Packets that are not in any pool. */
+#define MAX_POOLS 64
+
+#define MAX_EXPIRED 64              /* Dropped in one call at most. */
+#define DUE_BURST 64                /* FIFOs taken from the wheel at once. */
+
+/* A packet that waits. */
+struct held_packet {
+    struct dp_packet *packet;
+    uint64_t edt_ns;
+    uint32_t bytes;
+    uint16_t source;
+    uint8_t pool;                   /* Index into struct shaper_thread. */
+    bool stamped;
+};
+BUILD_ASSERT_DECL(sizeof(struct held_packet) <= 24);
+
+#define CHUNK_PACKETS 5
+
+/* Storage of a FIFO: some of its packets. */
+struct packet_chunk {
+    struct packet_chunk *next;
+    struct held_packet held[CHUNK_PACKETS];
+};
+BUILD_ASSERT_DECL(sizeof(struct packet_chunk) <= 2 * CACHE_LINE_SIZE);
+
+/* What waits in the wheel. */
+enum shaper_node_type {
+    NODE_FLOW,                      /* A FIFO until its head is due. */
+    NODE_CLASS,                     /* An output queue until it may send. */
+};
+
+struct shaper_node {
+    enum shaper_node_type type;
+};
+
+enum flow_state {
+    FLOW_IDLE,                      /* Empty, in 'idle_flows'. */
+    FLOW_WAITING,                   /* In the wheel. */
+    FLOW_READY,                     /* Head is due, in its class's 'ready'. */
+};
+
+/* A FIFO. */
+struct flow_queue {
+    /* Written for each packet. */
+    struct shaper_node node;
+    enum flow_state state;
+    uint8_t head_idx;               /* In 'head'. */
+    uint8_t tail_idx;               /* One past the last in 'tail'. */
+    uint16_t level;                 /* In the wheel. */
+    uint32_t n_packets;
+    struct packet_chunk *head;
+    struct packet_chunk *tail;
+    struct ovs_list list_node;      /* By 'state'. */
+    atomic_uint64_t tx_packets;
+    atomic_uint64_t tx_bytes;
+
+    /* Set when the FIFO is created. */
+    struct shaper_flow_key key;
+    struct flow_queue *next;        /* In hash bucket or free list. */
+    uint32_t hash;
+    uint16_t class_idx;
+    bool in_use;
+    uint32_t gap_ns;
+    uint64_t idle_since_ns;
+};
+
+/* An output queue. */
+struct shaper_class {
+    struct shaper_node node;
+    bool waiting;                   /* In the wheel, until it may send. */
+    bool backlogged;                /* Has had to wait since it last sent. */
+    bool active;                    /* In 'active_classes'. */
+    uint16_t level;
+    struct shaper_pace *pace;       /* May be NULL. */
+    struct ovs_list ready;          /* Of struct flow_queue. */
+    struct ovs_list active_node;
+    uint64_t unstamped_bytes;       /* Held without an EDT. */
+    uint64_t unstamped_limit;       /* Of these: 'max_delay_ns' at its rate. */
+    uint32_t queue_id;
+    atomic_uint64_t tx_packets;
+    atomic_uint64_t tx_bytes;
+    atomic_uint64_t drops;
+};
+
+#define SLAB_CHUNKS 256
+#define SLAB_FLOWS 128
+
+/* Memory that is kept until the shaper is destroyed. */
+struct slab {
+    struct slab *next;
+    void *mem;
+};
+
+typedef ATOMIC(struct slab *) atomic_slab_ptr;
+
+struct flow_shaper {
+    /* Read for each batch. */
+    struct shaper_config *config;
+    struct mltw *wheel;
+    struct shaper_thread *thread;   /* NULL while detached. */
+    struct flow_queue **buckets;
+    uint32_t bucket_mask;
+    bool closing;
+    unsigned int core_id;
+
+    /* Written for each batch. */
+    uint32_t n_held;                /* Packets. */
+    uint32_t n_unstamped;           /* Of them, without an EDT. */
+    uint64_t held_bytes;
+    uint32_t n_flows;
+    bool port_backlogged;
+    struct ovs_list active_classes;
+    struct ovs_list idle_flows;     /* Longest idle first. */
+    struct packet_chunk *free_chunks;
+    struct flow_queue *free_flows;
+
+    struct shaper_class *classes;
+    size_t n_classes;
+
+    atomic_slab_ptr chunk_slabs;
+    atomic_slab_ptr flow_slabs;     /* Read by other threads. */
+
+    atomic_uint64_t counters[SHAPER_N_COUNTERS];
+    atomic_uint64_t batch_size[SHAPER_BATCH_BINS];
+    atomic_uint64_t lateness[SHAPER_LATENESS_BINS];
+};
+
+/* Buffers of one pool that the shapers of a thread hold. */
+struct buffer_pool {
+    const void *pool;               /* NULL: the heap. */
+    uint32_t size;                  /* Of the whole pool. */
+    uint32_t budget;                /* What this thread may hold of it. */
+    uint32_t held;
+    uint32_t *held_by_source;
+    uint32_t n_sources;             /* Elements in 'held_by_source'. */
+};
+
+struct shaper_thread {
+    unsigned int n_threads;         /* That the budgets were computed for. */
+    size_t n_pools;
+    struct buffer_pool pools[MAX_POOLS];
+};
+
+/* Threads share out the pools evenly. */
+static atomic_count n_shaper_threads = ATOMIC_COUNT_INIT(0);
+
+static void
+counter_add(atomic_uint64_t *counter, uint64_t n)
+{
+    uint64_t value;
+
+    /* Only the owning thread writes. */
+    atomic_read_relaxed(counter, &value);
+    atomic_store_relaxed(counter, value + n);
+}
+
+static uint64_t
+counter_get(const atomic_uint64_t *counter)
+{
+    uint64_t value;
+
+    atomic_read_relaxed(CONST_CAST(atomic_uint64_t *, counter), &value);
+    return value;
+}
+
+/* Returns the name of 'counter' as users see it. */
+const char *
+shaper_counter_name(enum shaper_counter counter)
+{
+    switch (counter) {
+    case SHAPER_SENT: return "sent";
+    case SHAPER_SENT_BYTES: return "sent_bytes";
+    case SHAPER_BYPASSED: return "bypassed";
+    case SHAPER_BYPASSED_BYTES: return "bypassed_bytes";
+    case SHAPER_BATCHES: return "batches";
+    case SHAPER_DROP_MAX_DELAY: return "drop_max_delay";
+    case SHAPER_DROP_BACKLOG: return "drop_backlog";
+    case SHAPER_DROP_BUDGET: return "drop_budget";
+    case SHAPER_DROP_FLOWS: return "drop_flows";
+    case SHAPER_DROP_EXPIRED: return "drop_expired";
+    case SHAPER_DROP_REMOVED: return "drop_removed";
+    case SHAPER_DROP_SEGMENT: return "drop_segment";
+    case SHAPER_BACKLOG: return "backlog";
+    case SHAPER_BACKLOG_BYTES: return "backlog_bytes";
+    case SHAPER_FLOWS: return "flows";
+    case SHAPER_NEXT_DUE_NS: return "next_due_ns";
+    case SHAPER_N_COUNTERS: break;
+    }
+    OVS_NOT_REACHED();
+}
+
+/* Paces and configurations. */
+
+/* Returns a new pace without a limit, owned by the caller. */
+struct shaper_pace *
+shaper_pace_create(void)
+{
+    struct shaper_pace *pace = xzalloc(sizeof *pace);
+
+    ovs_refcount_init(&pace->ref_cnt);
+    edt_meter_init(&pace->meter, NULL);
+    return pace;
+}
+
+/* Returns 'pace' with another reference.  Thread-safe. */
+struct shaper_pace *
+shaper_pace_ref(struct shaper_pace *pace)
+{
+    if (pace) {
+        ovs_refcount_ref(&pace->ref_cnt);
+    }
+    return pace;
+}
+
+/* Drops a reference to 'pace' (which may be NULL).  Thread-safe. */
+void
+shaper_pace_unref(struct shaper_pace *pace)
+{
+    if (pace && ovs_refcount_unref(&pace->ref_cnt) == 1) {
+        edt_meter_destroy(&pace->meter);
+        free(pace);
+    }
+}
+
+/* Returns 'config_' with another reference.  Thread-safe. */
+struct shaper_config *
+shaper_config_ref(const struct shaper_config *config_)
+{
+    struct shaper_config *config = CONST_CAST(struct shaper_config *, config_);
+
+    ovs_refcount_ref(&config->ref_cnt);
+    return config;
+}
+
+/* Drops a reference to 'config' (which may be NULL).  Thread-safe. */
+void
+shaper_config_unref(struct shaper_config *config)
+{
+    if (config && ovs_refcount_unref(&config->ref_cnt) == 1) {
+        for (size_t i = 0; i < config->n_classes; i++) {
+            shaper_pace_unref(config->classes[i].pace);
+        }
+        shaper_pace_unref(config->port_pace);
+        free(config->classes);
+        free(config);
+    }
+}
+
+/* Buffer budgets. */
+
+/* Creates the state that the shapers of one thread share. */
+struct shaper_thread *
+shaper_thread_create(void)
+{
+    atomic_count_inc(&n_shaper_threads);
+    return xzalloc(sizeof(struct shaper_thread));
+}
+
+/* Destroys 'thread' (which may be NULL), to which no shaper is attached. */
+void
+shaper_thread_destroy(struct shaper_thread *thread)
+{
+    if (thread) {
+        for (size_t i = 0; i < thread->n_pools; i++) {
+            free(thread->pools[i].held_by_source);
+        }
+        free(thread);
+        atomic_count_dec(&n_shaper_threads);
+    }
+}
+
+static void
+buffer_pool_set_size(struct buffer_pool *pool, uint32_t size,
+                     unsigned int n_threads)
+{
+    pool->size = size;
+    pool->budget = POOL_SHARE(size) / MAX(n_threads, 1);
+}
+
+/* Returns the index of the pool that 'packet' comes from. */
+static uint8_t
+shaper_thread_pool(struct shaper_thread *thread,
+                   const struct dp_packet *packet)
+{
+    unsigned int n_threads = atomic_count_get(&n_shaper_threads);
+    const void *pool = NULL;
+    uint32_t size = HEAP_BUDGET_PACKETS;
+    size_t i;
+
+#ifdef DPDK_NETDEV
+    if (packet->source == DPBUF_DPDK) {
+        pool = packet->mbuf.pool;
+        size = packet->mbuf.pool->size;
+    }
+#endif
+
+    if (OVS_UNLIKELY(n_threads != thread->n_threads)) {
+        thread->n_threads = n_threads;
+        for (i = 0; i < thread->n_pools; i++) {
+            buffer_pool_set_size(&thread->pools[i], thread->pools[i].size,
+                                 n_threads);
+        }
+    }
+
+    for (i = 0; i < thread->n_pools; i++) {
+        if (thread->pools[i].pool == pool) {
+            /* Another pool may have come to lie where one was. */
+            if (OVS_UNLIKELY(thread->pools[i].size != size)) {
+                buffer_pool_set_size(&thread->pools[i], size, n_threads);
+            }
+            return i;
+        }
+    }
+
+    /* Reuse what belonged to a pool that is no longer used. */
+    for (i = 0; i < thread->n_pools; i++) {
+        if (!thread->pools[i].held) {
+            break;
+        }
+    }
+    if (i == MAX_POOLS) {
+        /* More pools than this are accounted for together. */
+        return 0;
+    }
+    if (i == thread->n_pools) {
+        thread->n_pools++;
+    }
+    thread->pools[i].pool = pool;
+    buffer_pool_set_size(&thread->pools[i], size, n_threads);
+    return i;
+}
+
+static void
+shaper_thread_count(struct shaper_thread *thread, uint8_t pool_idx,
+                    uint16_t source)
+{
+    struct buffer_pool *pool = &thread->pools[pool_idx];
+
+    if (OVS_UNLIKELY(source >= pool->n_sources)) {
+        uint32_t n = ROUND_UP(source + 1, 256);
+
+        pool->held_by_source = xrealloc(pool->held_by_source,
+                                        n * sizeof *pool->held_by_source);
+        memset(pool->held_by_source + pool->n_sources, 0,
+               (n - pool->n_sources) * sizeof *pool->held_by_source);
+        pool->n_sources = n;
+    }
+    pool->held++;
+    pool->held_by_source[source]++;
+}
+
+static void
+shaper_thread_uncount(struct shaper_thread *thread,
+                      const struct held_packet *held)
+{
+    struct buffer_pool *pool = &thread->pools[held->pool];
+
+    pool->held--;
+    pool->held_by_source[held->source]--;
+}
+
+/* May a shaper of 'thread' hold one more packet of pool 'pool_idx' that port
+ * 'source' received?
+ *
+ * A port may hold as much as is left for all of them (dynamic thresholds,
+ * Choudhury and Hahne, 1998): alone it gets half of the budget, and there is
+ * always something left for a port that has nothing yet. */
+static bool
+shaper_thread_may_hold(const struct shaper_thread *thread, uint8_t pool_idx,
+                       uint16_t source)
+{
+    const struct buffer_pool *pool = &thread->pools[pool_idx];
+    uint32_t mine = source < pool->n_sources
+                    ? pool->held_by_source[source] : 0;
+
+    return pool->held < pool->budget && mine < pool->budget - pool->held;
+}
+
+/* Flow keys. */
+
+/* Fills '*key' with the identity of the FIFO for 'packet', all but the queue:
+ * the meters in its stamp and its destination.  Reads no further than
+ * 'packet' goes: what is truncated is identified by what comes before. */
+void
+shaper_flow_key_extract(const struct dp_packet *packet,
+                        struct shaper_flow_key *key)
+{
+    const uint8_t *data = dp_packet_data(packet);
+    size_t size = dp_packet_size(packet);
+    size_t ofs = ETH_HEADER_LEN;
+    ovs_be16 eth_type;
+
+    memset(key, 0, sizeof *key);
+    if (packet->md.edt.edt_ns) {
+        key->first_meter = packet->md.edt.first_meter;
+        key->last_meter = packet->md.edt.last_meter;
+    } else {
+        key->first_meter = key->last_meter = UINT32_MAX;
+    }
+    if (OVS_UNLIKELY(size < ETH_HEADER_LEN)) {
+        return;
+    }
+
+    memcpy(&eth_type, data + 2 * ETH_ADDR_LEN, sizeof eth_type);
+    for (int i = 0; i < FLOW_MAX_VLAN_HEADERS && eth_type_vlan(eth_type)
+                    && size >= ofs + VLAN_HEADER_LEN; i++) {
+        memcpy(&eth_type, data + ofs + 2, sizeof eth_type);
+        ofs += VLAN_HEADER_LEN;
+    }
+
+    if (eth_type == htons(ETH_TYPE_IP) && size >= ofs + IP_HEADER_LEN) {
+        key->addr_type = SHAPER_ADDR_IPV4;
+        memcpy(key->addr, data + ofs + offsetof(struct ip_header, ip_dst), 4);
+    } else if (eth_type == htons(ETH_TYPE_IPV6)
+               && size >= ofs + IPV6_HEADER_LEN) {
+        key->addr_type = SHAPER_ADDR_IPV6;
+        memcpy(key->addr,
+               data + ofs + offsetof(struct ovs_16aligned_ip6_hdr, ip6_dst),
+               16);
+    } else {
+        key->addr_type = SHAPER_ADDR_ETH;
+        memcpy(key->addr, data, ETH_ADDR_LEN);
+    }
+}
+
+static uint32_t
+flow_key_hash(const struct shaper_flow_key *key)
+{
+    return hash_words64((const uint64_t *) key, sizeof *key / 8, 0);
+}
+
+static bool
+flow_key_equal(const struct shaper_flow_key *a,
+               const struct shaper_flow_key *b)
+{
+    return !memcmp(a, b, sizeof *a);
+}
+
+/* FIFOs. */
+
+/* Adds 'size' bytes of zeros to 'slabs' and returns them. */
+static void *
+slab_add(atomic_slab_ptr *slabs, size_t size)
+{
+    struct slab *slab = xmalloc(sizeof *slab);
+
+    slab->mem = xzalloc_cacheline(size);
+    atomic_read_relaxed(slabs, &slab->next);
+    atomic_store_explicit(slabs, slab, memory_order_release);
+    return slab->mem;
+}
+
+static void
+slabs_destroy(atomic_slab_ptr *slabs)
+{
+    struct slab *slab;
+
+    atomic_read_relaxed(slabs, &slab);
+    while (slab) {
+        struct slab *next = slab->next;
+
+        free_cacheline(slab->mem);
+        free(slab);
+        slab = next;
+    }
+}
+
+static struct packet_chunk *
+chunk_alloc(struct flow_shaper *s)
+{
+    struct packet_chunk *chunk = s->free_chunks;
+
+    if (OVS_UNLIKELY(!chunk)) {
+        chunk = slab_add(&s->chunk_slabs, SLAB_CHUNKS * sizeof *chunk);
+        for (size_t i = 0; i < SLAB_CHUNKS; i++) {
+            chunk[i].next = i + 1 < SLAB_CHUNKS ? &chunk[i + 1] : NULL;
+        }
+    }
+    s->free_chunks = chunk->next;
+    return chunk;
+}
+
+static void
+chunk_free(struct flow_shaper *s, struct packet_chunk *chunk)
+{
+    chunk->next = s->free_chunks;
+    s->free_chunks = chunk;
+}
+
+static void
+flow_push(struct flow_shaper *s, struct flow_queue *q,
+          const struct held_packet *held)
+{
+    if (!q->n_packets) {
+        q->head = q->tail = chunk_alloc(s);
+        q->head_idx = q->tail_idx = 0;
+    } else if (q->tail_idx == CHUNK_PACKETS) {
+        q->tail->next = chunk_alloc(s);
+        q->tail = q->tail->next;
+        q->tail_idx = 0;
+    }
+    q->tail->held[q->tail_idx++] = *held;
+    q->n_packets++;
+}
+
+static const struct held_packet *
+flow_head(const struct flow_queue *q)
+{
+    return &q->head->held[q->head_idx];
+}
+
+static void
+flow_pop(struct flow_shaper *s, struct flow_queue *q)
+{
+    struct packet_chunk *chunk = q->head;
+
+    q->n_packets--;
+    if (!q->n_packets) {
+        chunk_free(s, chunk);
+        q->head = q->tail = NULL;
+    } else if (++q->head_idx == CHUNK_PACKETS) {
+        q->head = chunk->next;
+        q->head_idx = 0;
+        chunk_free(s, chunk);
+    }
+}
+
+static struct flow_queue *
+flow_find(const struct flow_shaper *s, const struct shaper_flow_key *key,
+          uint32_t hash)
+{
+    struct flow_queue *q;
+
+    for (q = s->buckets[hash & s->bucket_mask]; q; q = q->next) {
+        if (q->hash == hash && flow_key_equal(&q->key, key)) {
+            break;
+        }
+    }
+    return q;
+}
+
+static void
+flow_insert(struct flow_shaper *s, struct flow_queue *q)
+{
+    struct flow_queue **bucket = &s->buckets[q->hash & s->bucket_mask];
+
+    q->next = *bucket;
+    *bucket = q;
+    s->n_flows++;
+}
+
+/* Frees 'q', which is empty and in 'idle_flows'. */
+static void
+flow_free(struct flow_shaper *s, struct flow_queue *q)
+{
+    struct flow_queue **p = &s->buckets[q->hash & s->bucket_mask];
+
+    while (*p != q) {
+        p = &(*p)->next;
+    }
+    *p = q->next;
+    ovs_list_remove(&q->list_node);
+    q->in_use = false;
+    q->next = s->free_flows;
+    s->free_flows = q;
+    s->n_flows--;
+}
+
+/* Returns a new, empty FIFO for 'key', or NULL if there are 'max_flows' that
+ * hold packets. */
+static struct flow_queue *
+flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
+            uint32_t hash, uint16_t class_idx)
+{
+    if (OVS_UNLIKELY(s->n_flows >= s->config->max_flows)) {
+        if (ovs_list_is_empty(&s->idle_flows)) {
+            return NULL;
+        }
+        flow_free(s, CONTAINER_OF(ovs_list_front(&s->idle_flows),
+                                  struct flow_queue, list_node));
+    }
+
+    struct flow_queue *q = s->free_flows;
+
+    if (OVS_UNLIKELY(!q)) {
+        q = slab_add(&s->flow_slabs, SLAB_FLOWS * sizeof *q);
+        for (size_t i = 0; i < SLAB_FLOWS; i++) {
+            q[i].next = i + 1 < SLAB_FLOWS ? &q[i + 1] : NULL;
+        }
+    }
+    s->free_flows = q->next;
+
+    q->node.type = NODE_FLOW;
+    q->state = FLOW_IDLE;
+    q->n_packets = 0;
+    q->key = *key;
+    q->hash = hash;
+    q->class_idx = class_idx;
+    q->gap_ns = 0;
+    q->level = 0;
+    q->idle_since_ns = 0;
+    atomic_store_relaxed(&q->tx_packets, UINT64_C(0));
+    atomic_store_relaxed(&q->tx_bytes, UINT64_C(0));
+    q->in_use = true;
+    ovs_list_push_back(&s->idle_flows, &q->list_node);
+    flow_insert(s, q);
+    return q;
+}
+
+/* Scheduling. */
+
+static struct shaper_class *
+flow_class(const struct flow_shaper *s, const struct flow_queue *q)
+{
+    return &s->classes[q->class_idx];
+}
+
+static void
+class_activate(struct flow_shaper *s, struct shaper_class *class)
+{
+    if (!class->active && !class->waiting) {
+        class->active = true;
+        ovs_list_push_back(&s->active_classes, &class->active_node);
+    }
+}
+
+static void
+flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
+{
+    struct shaper_class *class = flow_class(s, q);
+
+    q->state = FLOW_READY;
+    ovs_list_push_back(&class->ready, &q->list_node);
+    class_activate(s, class);
+}
+
+/* Puts 'q', which holds packets and is in no list and not in the wheel, where
+ * its head belongs. */
+static void
+flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
+{
+    uint64_t edt_ns = flow_head(q)->edt_ns;
+
+    if (edt_ns > now_ns && mltw_enqueue(s->wheel, q, edt_ns, q->level)) {
+        q->state = FLOW_WAITING;
+    } else {
+        ovs_assert(edt_ns <= now_ns);
+        flow_set_ready(s, q);
+    }
+}
+
+/* Takes packets off the budgets and totals as they leave. */
+static void
+held_uncount(struct flow_shaper *s, struct flow_queue *q,
+             const struct held_packet *held)
+{
+    s->n_held--;
+    s->held_bytes -= held->bytes;
+    if (!held->stamped) {
+        s->n_unstamped--;
+        flow_class(s, q)->unstamped_bytes -= held->bytes;
+    }
+    if (s->thread) {
+        shaper_thread_uncount(s->thread, held);
+    }
+}
+
+static void
+publish_gauges(struct flow_shaper *s)
+{
+    atomic_store_relaxed(&s->counters[SHAPER_BACKLOG], s->n_held);
+    atomic_store_relaxed(&s->counters[SHAPER_BACKLOG_BYTES], s->held_bytes);
+    atomic_store_relaxed(&s->counters[SHAPER_FLOWS], s->n_flows);
+}
+
+static void
+count_drop(struct flow_shaper *s, struct shaper_class *class,
+           enum shaper_counter cause)
+{
+    counter_add(&s->counters[cause], 1);
+    counter_add(&class->drops, 1);
+
+    if (cause == SHAPER_DROP_MAX_DELAY) {
+        COVERAGE_INC(flowbundler_drop_max_delay);
+    } else if (cause == SHAPER_DROP_BACKLOG) {
+        COVERAGE_INC(flowbundler_drop_backlog);
+    } else if (cause == SHAPER_DROP_BUDGET) {
+        COVERAGE_INC(flowbundler_drop_budget);
+    } else if (cause == SHAPER_DROP_FLOWS) {
+        COVERAGE_INC(flowbundler_drop_flows);
+    } else if (cause == SHAPER_DROP_EXPIRED) {
+        COVERAGE_INC(flowbundler_drop_expired);
+    } else if (cause == SHAPER_DROP_REMOVED) {
+        COVERAGE_INC(flowbundler_drop_removed);
+    } else {
+        ovs_assert(cause == SHAPER_DROP_SEGMENT);
+        COVERAGE_INC(flowbundler_drop_segment);
+    }
+}
+
+/* Configuration and lifetime. */
+
+static uint64_t
+pace_limit_bytes(const struct shaper_pace *pace, uint64_t max_delay_ns)
+{
+    const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
+
+    return p ? (double) p->rate_bps / 8e9 * max_delay_ns : UINT64_MAX;
+}
+
+static uint16_t
+pace_level(const struct flow_shaper *s, const struct shaper_pace *pace)
+{
+    const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
+
+    return p ? mltw_level(s->wheel, p->gap_ns) : 0;
+}
+
+static void
+classes_init(struct flow_shaper *s)
+{
+    const struct shaper_config *config = s->config;
+
+    s->n_classes = config->n_classes;
+    s->classes = xcalloc(s->n_classes, sizeof *s->classes);
+    for (size_t i = 0; i < s->n_classes; i++) {
+        const struct shaper_class_config *cc = &config->classes[i];
+        struct shaper_class *class = &s->classes[i];
+
+        class->node.type = NODE_CLASS;
+        class->queue_id = cc->queue_id;
+        class->pace = shaper_pace_ref(cc->pace);
+        class->level = pace_level(s, cc->pace);
+        class->unstamped_limit
+            = MAX(MIN(pace_limit_bytes(cc->pace, config->max_delay_ns),
+                      pace_limit_bytes(config->port_pace,
+                                       config->max_delay_ns)),
+                  EDT_MTU_BYTES);
+        ovs_list_init(&class->ready);
+    }
+}
+
+static void
+classes_destroy(struct shaper_class *classes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        shaper_pace_unref(classes[i].pace);
+    }
+    free(classes);
+}
+
+static struct mltw *
+wheel_create(const struct shaper_config *config, uint64_t now_ns)
+{
+    struct mltw_config wheel = config->mltw;
+
+    wheel.max_entries = config->max_flows + config->n_classes;
+    return mltw_create(&wheel, now_ns);
+}
+
+static void
+buckets_init(struct flow_shaper *s)
+{
+    uint32_t n = MAX(MIN(ROUND_UP_POW2(s->config->max_flows), 1u << 20), 64u);
+
+    /* Pages that no FIFO falls into are never touched. */
+    s->buckets = xcalloc(n, sizeof *s->buckets);
+    s->bucket_mask = n - 1;
+}
+
+/* Creates a shaper of 'config', to which it takes a reference, for the thread
+ * with 'thread' and on 'core_id'. */
+struct flow_shaper *
+flow_shaper_create(const struct shaper_config *config,
+                   struct shaper_thread *thread, unsigned int core_id,
+                   uint64_t now_ns)
+{
+    struct flow_shaper *s = xzalloc_cacheline(sizeof *s);
+
+    s->config = shaper_config_ref(config);
+    s->thread = thread;
+    s->core_id = core_id;
+    s->wheel = wheel_create(config, now_ns);
+    ovs_list_init(&s->active_classes);
+    ovs_list_init(&s->idle_flows);
+    buckets_init(s);
+    classes_init(s);
+    atomic_init(&s->counters[SHAPER_NEXT_DUE_NS], UINT64_MAX);
+    return s;
+}
+
+static void
+flow_purge(struct flow_shaper *s, struct flow_queue *q)
+{
+    while (q->n_packets) {
+        struct held_packet held = *flow_head(q);
+
+        flow_pop(s, q);
+        held_uncount(s, q, &held);
+        count_drop(s, flow_class(s, q), SHAPER_DROP_REMOVED);
+        dp_packet_delete(held.packet);
+    }
+}
+
+/* Destroys 's' (which may be NULL).  Packets that it holds are dropped. */
+void
+flow_shaper_destroy(struct flow_shaper *s)
+{
+    if (!s) {
+        return;
+    }
+
+    for (size_t i = 0; s->n_held && i <= s->bucket_mask; i++) {
+        for (struct flow_queue *q = s->buckets[i]; q; q = q->next) {
+            flow_purge(s, q);
+        }
+    }
+    mltw_destroy(s->wheel);
+    classes_destroy(s->classes, s->n_classes);
+    slabs_destroy(&s->chunk_slabs);
+    slabs_destroy(&s->flow_slabs);
+    free(s->buckets);
+    shaper_config_unref(s->config);
+    free_cacheline(s);
+}
+
+/* Calls 'cb' for each FIFO of 's', which 'cb' may free or move. */
+static void
+flows_for_each(struct flow_shaper *s,
+               void (*cb)(struct flow_shaper *, struct flow_queue *, void *),
+               void *aux)
+{
+    for (size_t i = 0; i <= s->bucket_mask; i++) {
+        struct flow_queue *next;
+
+        for (struct flow_queue *q = s->buckets[i]; q; q = next) {
+            next = q->next;
+            cb(s, q, aux);
+        }
+    }
+}
+
+/* Takes each FIFO that holds packets out of the wheel and of the lists. */
+static void
+unschedule_all(struct flow_shaper *s)
+{
+    struct shaper_class *class;
+    struct flow_queue *q;
+    void *nodes[DUE_BURST];
+
+    while (mltw_flush(s->wheel, nodes, ARRAY_SIZE(nodes))) {
+        continue;
+    }
+    for (size_t i = 0; i < s->n_classes; i++) {
+        class = &s->classes[i];
+        class->waiting = class->active = false;
+        LIST_FOR_EACH_POP (q, list_node, &class->ready) {
+            q->state = FLOW_WAITING;
+        }
+    }
+    ovs_list_init(&s->active_classes);
+}
+
+static void
+reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
+{
+    const uint64_t *now_ns = now_ns_;
+
+    if (q->n_packets) {
+        q->level = mltw_level(s->wheel, q->gap_ns);
+        flow_schedule(s, q, *now_ns);
+    }
+}
+
+static uint16_t
+config_class(const struct shaper_config *config, uint32_t queue_id)
+{
+    return queue_id < SHAPER_MAX_QUEUES ? config->class_by_queue[queue_id] : 0;
+}
+
+static void
+reclass_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
+{
+    struct shaper_class *class;
+
+    q->class_idx = config_class(s->config, q->key.queue_id);
+    class = flow_class(s, q);
+    for (struct packet_chunk *c = q->n_packets ? q->head : NULL; c;
+         c = c == q->tail ? NULL : c->next) {
+        int end = c == q->tail ? q->tail_idx : CHUNK_PACKETS;
+
+        for (int i = c == q->head ? q->head_idx : 0; i < end; i++) {
+            if (!c->held[i].stamped) {
+                class->unstamped_bytes += c->held[i].bytes;
+            }
+        }
+    }
+}
+
+static void
+rehash_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
+{
+    s->n_flows--;               /* flow_insert() counts it again. */
+    flow_insert(s, q);
+}
+
+/* Makes 's' follow 'config', to which it takes a reference.  Packets held stay
+ * held, in their order and with their EDTs.  Takes time in proportion to the
+ * FIFOs that exist. */
+void
+flow_shaper_set_config(struct flow_shaper *s,
+                       const struct shaper_config *config, uint64_t now_ns)
+{
+    struct shaper_config *old = s->config;
+    struct shaper_class *old_classes = s->classes;
+    size_t n_old_classes = s->n_classes;
+
+    s->closing = false;
+    if (config == old) {
+        return;
+    }
+
+    unschedule_all(s);
+    s->config = shaper_config_ref(config);
+    mltw_destroy(s->wheel);
+    s->wheel = wheel_create(config, now_ns);
+
+    classes_init(s);
+    for (size_t i = 0; i < s->n_classes; i++) {
+        struct shaper_class *class = &s->classes[i];
+
+        for (size_t j = 0; j < n_old_classes; j++) {
+            if (old_classes[j].queue_id == class->queue_id) {
+                counter_add(&class->tx_packets,
+                            counter_get(&old_classes[j].tx_packets));
+                counter_add(&class->tx_bytes,
+                            counter_get(&old_classes[j].tx_bytes));
+                counter_add(&class->drops,
+                            counter_get(&old_classes[j].drops));
+            }
+        }
+    }
+
+    if (config->max_flows != old->max_flows) {
+        struct flow_queue **buckets = s->buckets;
+        uint32_t n = s->bucket_mask + 1;
+
+        buckets_init(s);
+        for (size_t i = 0; i < n; i++) {
+            struct flow_queue *next;
+
+            for (struct flow_queue *q = buckets[i]; q; q = next) {
+                next = q->next;
+                rehash_cb(s, q, NULL);
+            }
+        }
+        free(buckets);
+    }
+
+    flows_for_each(s, reclass_cb, NULL);
+    flows_for_each(s, reschedule_cb, &now_ns);
+
+    classes_destroy(old_classes, n_old_classes);
+    shaper_config_unref(old);
+}
+
+/* Arriving packets. */
+
+/* Holds 'packet', taking ownership, or drops it and counts that.  'q' is the
+ * FIFO of 'key' if it exists. */
+static void
+shaper_hold(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
+            uint64_t edt_ns, bool stamped, struct flow_queue *q,
+            const struct shaper_flow_key *key, uint32_t hash,
+            uint16_t class_idx, uint64_t now_ns)
+{
+    struct shaper_class *class = &s->classes[class_idx];
+    uint32_t bytes = dp_packet_size(packet);
+    enum shaper_counter cause;
+
+    if (OVS_UNLIKELY(packet->source == DPBUF_AFXDP)) {
+        /* The frames of an AF_XDP socket are too few to be held. */
+        struct dp_packet *copy = dp_packet_clone(packet);
+
+        dp_packet_delete(packet);
+        packet = copy;
+    }
+
+    uint8_t pool = shaper_thread_pool(s->thread, packet);
+
+    if (OVS_UNLIKELY(!stamped && class->unstamped_bytes + bytes
+                                 > class->unstamped_limit)) {
+        cause = SHAPER_DROP_MAX_DELAY;
+    } else if (OVS_UNLIKELY(s->n_held >= s->config->max_backlog)) {
+        cause = SHAPER_DROP_BACKLOG;
+    } else if (OVS_UNLIKELY(!shaper_thread_may_hold(s->thread, pool,
+                                                    source))) {
+        cause = SHAPER_DROP_BUDGET;
+    } else if (!q && !(q = flow_create(s, key, hash, class_idx))) {
+        cause = SHAPER_DROP_FLOWS;
+    } else {
+        struct held_packet held = {
+            .packet = packet,
+            .edt_ns = edt_ns,
+            .bytes = bytes,
+            .source = source,
+            .pool = pool,
+            .stamped = stamped,
+        };
+
+        if (!s->n_held) {
+            /* Nothing was polled for while nothing was held. */
+            void *node;
+
+            ignore(mltw_dequeue(s->wheel, now_ns, &node, 1));
+        }
+
+        shaper_thread_count(s->thread, pool, source);
+        s->n_held++;
+        s->held_bytes += bytes;
+        if (!stamped) {
+            s->n_unstamped++;
+            class->unstamped_bytes += bytes;
+        } else if (packet->md.edt.gap_ns != q->gap_ns) {
+            q->gap_ns = packet->md.edt.gap_ns;
+            q->level = mltw_level(s->wheel, q->gap_ns);
+        }
+
+        flow_push(s, q, &held);
+        if (q->state == FLOW_IDLE) {
+            ovs_list_remove(&q->list_node);
+            flow_schedule(s, q, now_ns);
+        }
+        return;
+    }
+
+    count_drop(s, class, cause);
+    dp_packet_delete(packet);
+}
+
+/* Replaces a TSO packet by its segments, which depart one after the other at
+ * the rate of the packet's meter. */
+static void
+shaper_hold_segments(struct flow_shaper *s, struct dp_packet *packet,
+                     uint16_t source, struct flow_queue *q,
+                     const struct shaper_flow_key *key, uint32_t hash,
+                     uint16_t class_idx, uint64_t now_ns)
+{
+    const struct edt_stamp stamp = packet->md.edt;
+    size_t n_batches = DIV_ROUND_UP(dp_packet_gso_nr_segs(packet),
+                                    NETDEV_MAX_BURST);
+    struct dp_packet_batch *batches = xmalloc(n_batches * sizeof *batches);
+    struct dp_packet_batch *last = batches;
+    uint64_t bytes_before = 0;
+
+    for (size_t i = 0; i < n_batches; i++) {
+        dp_packet_batch_init(&batches[i]);
+    }
+    if (dp_packet_gso(packet, &last)) {
+        for (size_t i = 0; i < n_batches; i++) {
+            struct dp_packet *seg;
+
+            DP_PACKET_BATCH_FOR_EACH (j, seg, &batches[i]) {
+                uint64_t edt_ns = stamp.edt_ns
+                    + bytes_before * stamp.gap_ns / EDT_MTU_BYTES;
+
+                pkt_metadata_init(&seg->md, ODPP_NONE);
+                seg->md.edt = stamp;
+                bytes_before += dp_packet_size(seg);
+                shaper_hold(s, seg, source, edt_ns, true, q, key, hash,
+                            class_idx, now_ns);
+                q = q ? q : flow_find(s, key, hash);
+            }
+        }
+    } else {
+        count_drop(s, &s->classes[class_idx], SHAPER_DROP_SEGMENT);
+    }
+    dp_packet_delete(packet);
+    free(batches);
+}
+
+/* Takes 'packet' if it has to wait.  Returns true if it is to be sent now,
+ * otherwise takes ownership. */
+static bool
+shaper_offer(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
+             uint64_t now_ns)
+{
+    const uint64_t edt_ns = packet->md.edt.edt_ns;
+    const bool due = edt_ns <= now_ns;
+    uint16_t class_idx = config_class(s->config, packet->md.skb_priority);
+    bool paced = s->config->paced
+                 && (s->config->port_pace || s->classes[class_idx].pace)
+                 && (edt_ns || source != SHAPER_NO_SOURCE);
+    bool tso = edt_ns && OVS_UNLIKELY(userspace_tso_enabled())
+               && dp_packet_hwol_is_tso(packet);
+
+    if (due && !paced && !tso && (!s->n_held
+                                  || (!edt_ns && !s->n_unstamped))) {
+        return true;
+    }
+
+    struct shaper_flow_key key;
+    struct flow_queue *q;
+    uint32_t hash;
+
+    shaper_flow_key_extract(packet, &key);
+    key.queue_id = packet->md.skb_priority;
+    hash = flow_key_hash(&key);
+    q = flow_find(s, &key, hash);
+    if ((!q || !q->n_packets)
+        && ((due && !paced && !tso) || s->closing)) {
+        return true;
+    }
+
+    if (tso) {
+        shaper_hold_segments(s, packet, source, q, &key, hash, class_idx,
+                             now_ns);
+    } else {
+        shaper_hold(s, packet, source, edt_ns ? edt_ns : now_ns, edt_ns != 0,
+                    q, &key, hash, class_idx, now_ns);
+    }
+    return false;
+}
+
+/* Offers the packets of 'batch' to 's' at 'now_ns'.  'sources[i]' is the port
+ * that received packet i (SHAPER_NO_SOURCE if none did; such a packet waits
+ * only if it has an EDT).  Those that may leave now stay in 'batch', in their
+ * order; 's' takes the others, or drops and counts them. */
+void
+flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
+                    const uint16_t *sources, uint64_t now_ns)
+{
+    const size_t size = dp_packet_batch_size(batch);
+    struct dp_packet *packet;
+    uint64_t bytes = 0;
+    size_t i;
+
+    DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
+        if (i + 1 < size) {
+            OVS_PREFETCH(&batch->packets[i + 1]->md.edt);
+        }
+        if (shaper_offer(s, packet, sources[i], now_ns)) {
+            uint16_t idx = config_class(s->config, packet->md.skb_priority);
+            uint32_t len = dp_packet_size(packet);
+
+            bytes += len;
+            counter_add(&s->classes[idx].tx_packets, 1);
+            counter_add(&s->classes[idx].tx_bytes, len);
+            dp_packet_batch_refill(batch, packet, i);
+        }
+    }
+    counter_add(&s->counters[SHAPER_BYPASSED], dp_packet_batch_size(batch));
+    counter_add(&s->counters[SHAPER_BYPASSED_BYTES], bytes);
+    publish_gauges(s);
+}
+
+/* Takes 'packet', which has an EDT and was received by port 'source', to be
+ * sent when it is due, or drops and counts it. */
+void
+flow_shaper_put(struct flow_shaper *s, struct dp_packet *packet,
+                uint16_t source, uint64_t now_ns)
+{
+    struct shaper_flow_key key;
+    uint32_t hash;
+
+    shaper_flow_key_extract(packet, &key);
+    key.queue_id = packet->md.skb_priority;
+    hash = flow_key_hash(&key);
+    shaper_hold(s, packet, source, packet->md.edt.edt_ns, true,
+                flow_find(s, &key, hash), &key, hash,
+                config_class(s->config, key.queue_id), now_ns);
+    publish_gauges(s);
+}
+
+/* Departing packets. */
+
+static unsigned int
+histogram_bin(uint64_t value, unsigned int n_bins)
+{
+    unsigned int bin = value ? log_2_floor(value) : 0;
+
+    return MIN(bin, n_bins - 1);
+}
+
+static void
+flow_becomes_idle(struct flow_shaper *s, struct flow_queue *q,
+                  uint64_t now_ns)
+{
+    q->state = FLOW_IDLE;
+    q->idle_since_ns = now_ns;
+    ovs_list_push_back(&s->idle_flows, &q->list_node);
+}
+
+/* Frees some of the FIFOs that have been empty for long. */
+static void
+reap_idle_flows(struct flow_shaper *s, uint64_t now_ns)
+{
+    for (int i = 0; i < FLOW_REAP_MAX && !ovs_list_is_empty(&s->idle_flows);
+         i++) {
+        struct flow_queue *q = CONTAINER_OF(ovs_list_front(&s->idle_flows),
+                                            struct flow_queue, list_node);
+
+        if (now_ns - q->idle_since_ns < FLOW_IDLE_NS) {
+            break;
+        }
+        flow_free(s, q);
+    }
+}
+
+/* Moves what the wheel has due to the ready lists. */
+static size_t
+take_due(struct flow_shaper *s, uint64_t now_ns)
+{
+    void *nodes[DUE_BURST];
+    size_t n = mltw_dequeue(s->wheel, now_ns, nodes, ARRAY_SIZE(nodes));
+
+    for (size_t i = 0; i < n; i++) {
+        struct shaper_node *node = nodes[i];
+
+        if (node->type == NODE_FLOW) {
+            flow_set_ready(s, CONTAINER_OF(node, struct flow_queue, node));
+        } else {
+            struct shaper_class *class
+                = CONTAINER_OF(node, struct shaper_class, node);
+
+            class->waiting = false;
+            class_activate(s, class);
+        }
+    }
+    return n;
+}
+
+/* State of one call to flow_shaper_drain(). */
+struct drain {
+    struct dp_packet_batch *batch;
+    uint64_t now_ns;
+    const struct edt_params *port;
+    uint64_t port_ticks;            /* From which on the port may send. */
+    uint64_t bytes;
+    int n_expired;
+    bool full;
+};
+
+/* Sends the head of the first ready FIFO of 'class', dropping what has
+ * expired.  Returns the bytes that count at port and queue, 0 if none. */
+static uint32_t
+class_send_one(struct flow_shaper *s, struct shaper_class *class,
+               struct drain *d)
+{
+    struct flow_queue *q = CONTAINER_OF(ovs_list_front(&class->ready),
+                                        struct flow_queue, list_node);
+    struct held_packet held = *flow_head(q);
+    uint64_t late_ns = d->now_ns - held.edt_ns;
+    uint32_t charged = 0;
+
+    if (!dp_packet_batch_is_empty(d->batch)
+        && d->batch->packets[0]->source != held.packet->source) {
+        /* Devices expect all packets of a batch to have one source. */
+        d->full = true;
+        return 0;
+    }
+
+    ovs_list_pop_front(&class->ready);
+    flow_pop(s, q);
+    held_uncount(s, q, &held);
+
+    if (OVS_UNLIKELY(s->config->paced
+                     && late_ns > s->config->max_delay_ns)) {
+        count_drop(s, class, SHAPER_DROP_EXPIRED);
+        dp_packet_delete(held.packet);
+        d->full = ++d->n_expired == MAX_EXPIRED;
+    } else {
+        dp_packet_batch_add(d->batch, held.packet);
+        d->full = dp_packet_batch_is_full(d->batch);
+        d->bytes += held.bytes;
+        charged = held.bytes + s->config->overhead_bytes;
+        counter_add(&q->tx_packets, 1);
+        counter_add(&q->tx_bytes, held.bytes);
+        counter_add(&class->tx_packets, 1);
+        counter_add(&class->tx_bytes, held.bytes);
+        if (held.stamped) {
+            unsigned int bin = histogram_bin(late_ns >> (SHAPER_LATENESS_SHIFT
+                                                         - 1),
+                                             SHAPER_LATENESS_BINS);
+
+            counter_add(&s->lateness[bin], 1);
+        }
+    }
+
+    if (q->n_packets) {
+        flow_schedule(s, q, d->now_ns);
+    } else {
+        flow_becomes_idle(s, q, d->now_ns);
+    }
+    return charged;
+}
+
+/* Lets 'class' send, one packet of each FIFO in turn, for as long as it, the
+ * port and the batch allow.  Returns false if the port may not send now. */
+static bool
+class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
+{
+    const uint64_t now = d->now_ns << EDT_TICK_SHIFT;
+    const struct edt_params *p = class->pace
+                                 ? edt_meter_params(&class->pace->meter)
+                                 : NULL;
+    uint64_t start = 0, cost = 0;
+    bool port_allows = true;
+
+    if (p) {
+        start = edt_meter_pace_start(&class->pace->meter, p, d->now_ns,
+                                     class->backlogged ? MAX_CATCH_UP_NS : 0);
+    }
+
+    /* With several queues, each sends a few packets before the next. */
+    bool alone = ovs_list_is_singleton(&s->active_classes);
+    for (int i = 0; (alone || i < 8) && !d->full
+                    && !ovs_list_is_empty(&class->ready); i++) {
+        if (d->port && (int64_t) (d->port_ticks - now) > 0) {
+            port_allows = false;
+            break;
+        }
+        if (p && (int64_t) (start + cost - now) > 0) {
+            break;
+        }
+
+        uint32_t bytes = class_send_one(s, class, d);
+
+        if (p) {
+            cost += edt_cost(p, bytes);
+        }
+        if (d->port) {
+            d->port_ticks += edt_cost(d->port, bytes);
+        }
+    }
+    if (cost) {
+        edt_meter_charge(&class->pace->meter, start, cost);
+    }
+
+    if (ovs_list_is_empty(&class->ready)) {
+        class->active = class->backlogged = false;
+        ovs_list_remove(&class->active_node);
+    } else if (p && (int64_t) (start + cost - now) > 0) {
+        /* Wait in the wheel until the queue's rate allows the next. */
+        uint64_t wait = (start + cost - now + (1 << EDT_TICK_SHIFT) - 1)
+                        >> EDT_TICK_SHIFT;
+
+        class->backlogged = class->waiting = true;
+        class->active = false;
+        ovs_list_remove(&class->active_node);
+        ignore(mltw_enqueue(s->wheel, &class->node, d->now_ns + wait,
+                                class->level));
+    } else if (!alone && port_allows) {
+        ovs_list_remove(&class->active_node);
+        ovs_list_push_back(&s->active_classes, &class->active_node);
+    }
+    return port_allows;
+}
+
+/* Takes packets that are due at 'now_ns' from 's' and puts them into 'batch',
+ * which it initializes: at most NETDEV_MAX_BURST, all with the same kind of
+ * buffer.  The caller owns them.  Returns how many they are; there may be more
+ * until it returns 0.  A caller that has sent all it wants to send says so
+ * with flow_shaper_end_drain(). */
+size_t
+flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
+                  uint64_t now_ns)
+{
+    struct shaper_pace *port = s->config->port_pace;
+    struct drain d = { .batch = batch, .now_ns = now_ns };
+    uint64_t port_start = 0;
+
+    dp_packet_batch_init(batch);
+    if (!s->n_held) {
+        return 0;
+    }
+
+    if (port) {
+        d.port = edt_meter_params(&port->meter);
+        if (d.port) {
+            port_start = edt_meter_pace_start(&port->meter, d.port, now_ns,
+                                              s->port_backlogged
+                                              ? MAX_CATCH_UP_NS : 0);
+            d.port_ticks = port_start;
+        }
+    }
+
+    take_due(s, now_ns);
+    while (!d.full) {
+        if (ovs_list_is_empty(&s->active_classes)) {
+            s->port_backlogged = false;
+            if (!take_due(s, now_ns)) {
+                break;
+            }
+            continue;
+        }
+
+        struct shaper_class *class
+            = CONTAINER_OF(ovs_list_front(&s->active_classes),
+                           struct shaper_class, active_node);
+
+        if (!class_send(s, class, &d)) {
+            s->port_backlogged = true;
+            break;
+        }
+    }
+
+    if (d.port && d.port_ticks != port_start) {
+        edt_meter_charge(&port->meter, port_start, d.port_ticks - port_start);
+    }
+    if (!dp_packet_batch_is_empty(batch)) {
+        counter_add(&s->counters[SHAPER_SENT], dp_packet_batch_size(batch));
+        counter_add(&s->counters[SHAPER_SENT_BYTES], d.bytes);
+    }
+    return dp_packet_batch_size(batch);
+}
+
+/* Ends a drain of 's' that has sent 'n_sent' packets in all. */
+void
+flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
+{
+    if (n_sent) {
+        unsigned int bin = histogram_bin(n_sent, SHAPER_BATCH_BINS);
+
+        counter_add(&s->counters[SHAPER_BATCHES], 1);
+        counter_add(&s->batch_size[bin], 1);
+        atomic_store_relaxed(&s->counters[SHAPER_NEXT_DUE_NS],
+                             flow_shaper_next_due(s, now_ns));
+    }
+    publish_gauges(s);
+    reap_idle_flows(s, now_ns);
+}
+
+/* Returns the time in ns at which 's' may next have something to send, not
+ * before 'now_ns', or UINT64_MAX if it holds nothing. */
+uint64_t
+flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
+{
+    uint64_t due_ns;
+
+    if (!s->n_held) {
+        return UINT64_MAX;
+    }
+
+    due_ns = MAX(mltw_next_due(s->wheel), now_ns);
+    if (!ovs_list_is_empty(&s->active_classes)) {
+        struct shaper_pace *port = s->config->port_pace;
+        const struct edt_params *p = port ? edt_meter_params(&port->meter)
+                                          : NULL;
+        int64_t wait = 0;
+
+        if (p) {
+            wait = edt_meter_pace_start(&port->meter, p, now_ns,
+                                        MAX_CATCH_UP_NS)
+                   - (now_ns << EDT_TICK_SHIFT);
+        }
+        due_ns = wait > 0 ? MIN(due_ns, now_ns + (wait >> EDT_TICK_SHIFT) + 1)
+                          : now_ns;
+    }
+    return due_ns;
+}
+
+/* Returns the number of packets that 's' holds. */
+size_t
+flow_shaper_backlog(const struct flow_shaper *s)
+{
+    return s->n_held;
+}
+
+/* Makes 's' stop shaping: it holds only those packets that must not overtake
+ * others, and once its backlog is 0 it can be destroyed. */
+void
+flow_shaper_set_closing(struct flow_shaper *s)
+{
+    s->closing = true;
+}
+
+/* Returns true after flow_shaper_set_closing(), until the shaper is given a
+ * configuration again. */
+bool
+flow_shaper_is_closing(const struct flow_shaper *s)
+{
+    return s->closing;
+}
+
+/* Returns the configuration that 's' follows. */
+const struct shaper_config *
+flow_shaper_config(const struct flow_shaper *s)
+{
+    return s->config;
+}
+
+/* Returns the core of the thread that 's' belongs, or did belong, to. */
+unsigned int
+flow_shaper_core_id(const struct flow_shaper *s)
+{
+    return s->core_id;
+}
+
+/* Passing shapers between threads. */
+
+struct account_aux {
+    struct shaper_thread *thread;
+    bool count;
+};
+
+static void
+account_cb(struct flow_shaper *s OVS_UNUSED, struct flow_queue *q,
+           void *aux_)
+{
+    struct account_aux *aux = aux_;
+
+    for (struct packet_chunk *c = q->n_packets ? q->head : NULL; c;
+         c = c == q->tail ? NULL : c->next) {
+        int end = c == q->tail ? q->tail_idx : CHUNK_PACKETS;
+
+        for (int i = c == q->head ? q->head_idx : 0; i < end; i++) {
+            struct held_packet *held = &c->held[i];
+
+            if (aux->count) {
+                held->pool = shaper_thread_pool(aux->thread, held->packet);
+                shaper_thread_count(aux->thread, held->pool, held->source);
+            } else {
+                shaper_thread_uncount(aux->thread, held);
+            }
+        }
+    }
+}
+
+/* Ends the current thread's ownership of 's', which may be attached to another
+ * thread or destroyed from then on. */
+void
+flow_shaper_detach(struct flow_shaper *s)
+{
+    struct account_aux aux = { s->thread, false };
+
+    if (s->n_held) {
+        flows_for_each(s, account_cb, &aux);
+    }
+    s->thread = NULL;
+}
+
+/* Makes 's', which is detached, belong to the thread with 'thread'. */
+void
+flow_shaper_attach(struct flow_shaper *s, struct shaper_thread *thread,
+                   unsigned int core_id)
+{
+    struct account_aux aux = { thread, true };
+
+    s->thread = thread;
+    s->core_id = core_id;
+    if (s->n_held) {
+        flows_for_each(s, account_cb, &aux);
+    }
+}
+
+struct merge_aux {
+    struct flow_shaper *to;
+};
+
+/* Gives the packets of 'q', a FIFO of 'from', to the shaper in 'aux', ahead of
+ * those that it holds for the same FIFO. */
+static void
+merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
+{
+    struct merge_aux *aux = aux_;
+    struct flow_shaper *s = aux->to;
+    uint16_t class_idx = config_class(s->config, q->key.queue_id);
+    struct flow_queue *to;
+    struct flow_queue younger;
+
+    if (!q->n_packets) {
+        return;
+    }
+
+    to = flow_find(s, &q->key, q->hash);
+    if (!to) {
+        to = flow_create(s, &q->key, q->hash, class_idx);
+        if (!to) {
+            flow_purge(from, q);
+            return;
+        }
+    }
+    if (to->state == FLOW_IDLE) {
+        ovs_list_remove(&to->list_node);
+        to->state = FLOW_WAITING;
+        to->gap_ns = q->gap_ns;
+    }
+
+    /* Older packets first, then what 'to' had. */
+    younger = *to;
+    to->n_packets = 0;
+    for (int i = 0; i < 2; i++) {
+        struct flow_shaper *owner = i ? s : from;
+        struct flow_queue *src = i ? &younger : q;
+
+        while (src->n_packets) {
+            struct held_packet held = *flow_head(src);
+
+            flow_pop(owner, src);
+            if (!i) {
+                held_uncount(from, q, &held);
+                held.pool = shaper_thread_pool(s->thread, held.packet);
+                shaper_thread_count(s->thread, held.pool, held.source);
+                s->n_held++;
+                s->held_bytes += held.bytes;
+                if (!held.stamped) {
+                    s->n_unstamped++;
+                    flow_class(s, to)->unstamped_bytes += held.bytes;
+                }
+            }
+            flow_push(s, to, &held);
+        }
+    }
+}
+
+/* Moves all that 'older', which is detached, holds to 's' and adds its
+ * counters.  In each FIFO the packets of 'older' go first.  The caller
+ * destroys 'older'. */
+void
+flow_shaper_merge(struct flow_shaper *s, struct flow_shaper *older,
+                  uint64_t now_ns)
+{
+    struct merge_aux aux = { s };
+
+    unschedule_all(s);
+    unschedule_all(older);
+    flows_for_each(older, merge_cb, &aux);
+    flows_for_each(s, reschedule_cb, &now_ns);
+
+    for (size_t i = 0; i < SHAPER_BACKLOG; i++) {
+        counter_add(&s->counters[i], counter_get(&older->counters[i]));
+    }
+    for (size_t i = 0; i < SHAPER_BATCH_BINS; i++) {
+        counter_add(&s->batch_size[i], counter_get(&older->batch_size[i]));
+    }
+    for (size_t i = 0; i < SHAPER_LATENESS_BINS; i++) {
+        counter_add(&s->lateness[i], counter_get(&older->lateness[i]));
+    }
+    for (size_t i = 0; i < older->n_classes; i++) {
+        uint16_t idx = config_class(s->config, older->classes[i].queue_id);
+
+        counter_add(&s->classes[idx].tx_packets,
+                    counter_get(&older->classes[i].tx_packets));
+        counter_add(&s->classes[idx].tx_bytes,
+                    counter_get(&older->classes[i].tx_bytes));
+        counter_add(&s->classes[idx].drops,
+                    counter_get(&older->classes[i].drops));
+    }
+    publish_gauges(s);
+}
+
+/* Statistics. */
+
+/* Adds the statistics of 's' to '*stats'; SHAPER_NEXT_DUE_NS is the earlier
+ * one.  Thread-safe. */
+void
+flow_shaper_get_stats(const struct flow_shaper *s, struct shaper_stats *stats)
+{
+    for (size_t i = 0; i < SHAPER_N_COUNTERS; i++) {
+        uint64_t value = counter_get(&s->counters[i]);
+
+        if (i == SHAPER_NEXT_DUE_NS) {
+            stats->counters[i] = MIN(stats->counters[i], value);
+        } else {
+            stats->counters[i] += value;
+        }
+    }
+    for (size_t i = 0; i < SHAPER_BATCH_BINS; i++) {
+        stats->batch_size[i] += counter_get(&s->batch_size[i]);
+    }
+    for (size_t i = 0; i < SHAPER_LATENESS_BINS; i++) {
+        stats->lateness[i] += counter_get(&s->lateness[i]);
+    }
+}
+
+/* Adds what output queue 'queue_id' has sent and dropped to '*stats'.  Returns
+ * false if 's' has no such queue.  The caller keeps the configuration of 's'
+ * from changing. */
+bool
+flow_shaper_get_class_stats(const struct flow_shaper *s, uint32_t queue_id,
+                            struct shaper_class_stats *stats)
+{
+    for (size_t i = 0; i < s->n_classes; i++) {
+        const struct shaper_class *class = &s->classes[i];
+
+        if (class->queue_id == queue_id) {
+            stats->tx_packets += counter_get(&class->tx_packets);
+            stats->tx_bytes += counter_get(&class->tx_bytes);
+            stats->drops += counter_get(&class->drops);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Fills 'flows' with the 'max' FIFOs of 's' that have sent the most bytes
+ * since they were created, the busiest first, and returns how many they are.
+ * Thread-safe: the owner goes on meanwhile, so that a FIFO that is freed just
+ * now may show up with another one's numbers. */
+size_t
+flow_shaper_get_busiest(const struct flow_shaper *s,
+                        struct shaper_flow_stats *flows, size_t max)
+{
+    struct slab *slab;
+    size_t n = 0;
+
+    if (!max) {
+        return 0;
+    }
+
+    atomic_read_explicit(&CONST_CAST(struct flow_shaper *, s)->flow_slabs,
+                         &slab, memory_order_acquire);
+    for (; slab; slab = slab->next) {
+        const struct flow_queue *q = slab->mem;
+
+        for (size_t i = 0; i < SLAB_FLOWS; i++, q++) {
+            uint64_t tx_bytes = counter_get(&q->tx_bytes);
+            size_t pos;
+
+            if (!q->in_use
+                || (n == max && tx_bytes <= flows[n - 1].tx_bytes)) {
+                continue;
+            }
+            n += n < max;
+            for (pos = n - 1; pos > 0 && flows[pos - 1].tx_bytes < tx_bytes;
+                 pos--) {
+                flows[pos] = flows[pos - 1];
+            }
+            flows[pos].key = q->key;
+            flows[pos].gap_ns = q->gap_ns;
+            flows[pos].backlog = q->n_packets;
+            flows[pos].tx_packets = counter_get(&q->tx_packets);
+            flows[pos].tx_bytes = tx_bytes;
+        }
+    }
+    return n;
+}

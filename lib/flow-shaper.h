@@ -1,0 +1,232 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#ifndef FLOW_SHAPER_H
+#define FLOW_SHAPER_H 1
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "edt-meter.h"
+#include "mltw.h"
+#include "openvswitch/list.h"
+#include "ovs-atomic.h"
+
+struct dp_packet;
+struct dp_packet_batch;
+
+/* Shaper of one output port in one thread
+ * =======================================
+ *
+ * Holds packets until their earliest departure time and hands them out in
+ * batches made of packets of different flows (FlowBundler, INFOCOM 2023,
+ * section IV).  Packets wait in FIFOs, one for each combination of the meters
+ * that a packet has passed, its destination and its output queue; only the
+ * head of a FIFO waits in a multi-level timing wheel ("mltw.h").
+ *
+ * Properties
+ * ----------
+ *
+ *  * Never early: a packet with an EDT does not leave before it.
+ *
+ *  * In order: packets of one FIFO leave in the order in which they came.  Two
+ *    packets share a FIFO only if they passed the same first and last meter
+ *    and have the same destination and output queue, so departure times rise
+ *    along a FIFO and no packet waits for that of another flow.  The
+ *    destination is that of the outermost IP header or, without one, the
+ *    destination MAC address.  FIFOs are found by hash and full comparison.
+ *
+ *  * Fair: a FIFO gives at most one packet before all the others that are due
+ *    have had a turn.
+ *
+ *  * Paced at departure: the port and each of its queues may have a rate,
+ *    which applies when packets leave.  All threads together keep to it.
+ *
+ *  * Bounded: packets held are limited per shaper, per pool of packet buffers
+ *    and, among those who share a pool, per receiving port; time is limited
+ *    by the meters and by 'max_delay_ns'.  Each dropped packet is counted
+ *    under its cause (enum shaper_counter).
+ *
+ *  * Cheap: no lock, system call, division or scan per packet.  Memory is
+ *    allocated in slabs when a backlog grows beyond what it has been.
+ *
+ * Thread-safety
+ * -------------
+ *
+ *  A shaper and its 'struct shaper_thread' belong to one thread at a time.
+ *  flow_shaper_detach() and flow_shaper_attach() pass a shaper on.  Only
+ *  flow_shaper_get_counters() and flow_shaper_get_busiest() may be called by
+ *  others, as long as the shaper exists.  Time is passed in by the caller, in
+ *  ns on the monotonic clock that EDTs are stated in.
+ */
+
+/* Output queues: Open vSwitch's queue id, bounded so that it can be used as an
+ * index. */
+#define SHAPER_MAX_QUEUES 4096
+
+/* 'source' of a packet that no port received. */
+#define SHAPER_NO_SOURCE UINT16_MAX
+
+/* What a rate applies to at departure: a port or one of its queues.  Shared by
+ * the shapers of all threads and by successive configurations, so that a
+ * changed rate takes over where the old one was. */
+struct shaper_pace {
+    struct ovs_refcount ref_cnt;
+    struct edt_meter meter;         /* No parameters: no limit. */
+};
+
+struct shaper_pace *shaper_pace_create(void);
+struct shaper_pace *shaper_pace_ref(struct shaper_pace *);
+void shaper_pace_unref(struct shaper_pace *);
+
+struct shaper_class_config {
+    uint32_t queue_id;
+    struct shaper_pace *pace;
+};
+
+/* Configuration of a port's shapers.  Immutable; freed with its last user. */
+struct shaper_config {
+    struct ovs_refcount ref_cnt;
+    struct mltw_config mltw;
+    uint64_t max_delay_ns;
+    uint32_t max_backlog;           /* Packets per shaper. */
+    uint32_t max_batch;             /* Packets per drain. */
+    uint32_t max_flows;             /* FIFOs per shaper. */
+    uint32_t overhead_bytes;        /* Added per packet to port and queue
+                                     * rates. */
+    bool paced;                     /* Does the port or any queue have one? */
+    struct shaper_pace *port_pace;
+
+    /* Queue ids that are not configured use class 0. */
+    size_t n_classes;               /* At least 1. */
+    struct shaper_class_config *classes;
+    uint16_t class_by_queue[SHAPER_MAX_QUEUES];
+};
+
+struct shaper_config *shaper_config_ref(const struct shaper_config *);
+void shaper_config_unref(struct shaper_config *);
+
+enum shaper_counter {
+    SHAPER_SENT,                    /* Packets held and then sent. */
+    SHAPER_SENT_BYTES,
+    SHAPER_BYPASSED,                /* Packets due on arrival. */
+    SHAPER_BYPASSED_BYTES,
+    SHAPER_BATCHES,                 /* Drains that sent anything. */
+    SHAPER_DROP_MAX_DELAY,          /* Would have waited too long. */
+    SHAPER_DROP_BACKLOG,            /* 'max_backlog' held. */
+    SHAPER_DROP_BUDGET,             /* Buffers of the source's pool. */
+    SHAPER_DROP_FLOWS,              /* 'max_flows' in use. */
+    SHAPER_DROP_EXPIRED,            /* Due 'max_delay_ns' ago. */
+    SHAPER_DROP_REMOVED,            /* Port removed. */
+    SHAPER_DROP_SEGMENT,            /* TSO packet that can't be segmented. */
+    SHAPER_BACKLOG,                 /* Packets held now. */
+    SHAPER_BACKLOG_BYTES,
+    SHAPER_FLOWS,                   /* FIFOs that exist. */
+    SHAPER_NEXT_DUE_NS,             /* UINT64_MAX if nothing waits. */
+    SHAPER_N_COUNTERS
+};
+const char *shaper_counter_name(enum shaper_counter);
+
+/* Histograms have a bin for each power of two; the last takes the rest. */
+#define SHAPER_BATCH_BINS 9         /* 1, 2-3, 4-7, ... 256 and more. */
+#define SHAPER_LATENESS_BINS 24     /* Below 128 ns, 256 ns, ... */
+#define SHAPER_LATENESS_SHIFT 7
+
+struct shaper_stats {
+    uint64_t counters[SHAPER_N_COUNTERS];
+    uint64_t batch_size[SHAPER_BATCH_BINS];
+    uint64_t lateness[SHAPER_LATENESS_BINS];
+};
+
+/* Totals of an output queue. */
+struct shaper_class_stats {
+    uint64_t tx_packets;
+    uint64_t tx_bytes;
+    uint64_t drops;
+};
+
+/* Identity of a FIFO. */
+enum shaper_addr_type {
+    SHAPER_ADDR_ETH,
+    SHAPER_ADDR_IPV4,
+    SHAPER_ADDR_IPV6,
+};
+
+struct shaper_flow_key {
+    uint32_t first_meter;           /* UINT32_MAX if no meter. */
+    uint32_t last_meter;
+    uint32_t queue_id;
+    uint32_t addr_type;             /* enum shaper_addr_type. */
+    uint64_t addr[2];               /* Network byte order, zero padded. */
+};
+BUILD_ASSERT_DECL(sizeof(struct shaper_flow_key) == 32);
+
+struct shaper_flow_stats {
+    struct shaper_flow_key key;
+    uint32_t gap_ns;                /* Of an MTU at the deciding rate. */
+    uint32_t backlog;
+    uint64_t tx_packets;
+    uint64_t tx_bytes;
+};
+
+void shaper_flow_key_extract(const struct dp_packet *,
+                             struct shaper_flow_key *);
+
+/* What the shapers of one thread share: how many buffers of each pool they
+ * hold, on behalf of whom. */
+struct shaper_thread;
+
+struct shaper_thread *shaper_thread_create(void);
+void shaper_thread_destroy(struct shaper_thread *);
+
+struct flow_shaper *flow_shaper_create(const struct shaper_config *,
+                                       struct shaper_thread *,
+                                       unsigned int core_id,
+                                       uint64_t now_ns);
+void flow_shaper_destroy(struct flow_shaper *);
+void flow_shaper_set_config(struct flow_shaper *,
+                            const struct shaper_config *, uint64_t now_ns);
+void flow_shaper_set_closing(struct flow_shaper *);
+bool flow_shaper_is_closing(const struct flow_shaper *);
+const struct shaper_config *flow_shaper_config(const struct flow_shaper *);
+unsigned int flow_shaper_core_id(const struct flow_shaper *);
+
+void flow_shaper_enqueue(struct flow_shaper *, struct dp_packet_batch *,
+                         const uint16_t *sources, uint64_t now_ns);
+void flow_shaper_put(struct flow_shaper *, struct dp_packet *,
+                     uint16_t source, uint64_t now_ns);
+size_t flow_shaper_drain(struct flow_shaper *, struct dp_packet_batch *,
+                         uint64_t now_ns);
+void flow_shaper_end_drain(struct flow_shaper *, size_t n_sent,
+                           uint64_t now_ns);
+uint64_t flow_shaper_next_due(const struct flow_shaper *, uint64_t now_ns);
+size_t flow_shaper_backlog(const struct flow_shaper *);
+
+void flow_shaper_detach(struct flow_shaper *);
+void flow_shaper_attach(struct flow_shaper *, struct shaper_thread *,
+                        unsigned int core_id);
+void flow_shaper_merge(struct flow_shaper *, struct flow_shaper *older,
+                       uint64_t now_ns);
+
+void flow_shaper_get_stats(const struct flow_shaper *, struct shaper_stats *);
+bool flow_shaper_get_class_stats(const struct flow_shaper *,
+                                 uint32_t queue_id,
+                                 struct shaper_class_stats *);
+size_t flow_shaper_get_busiest(const struct flow_shaper *,
+                               struct shaper_flow_stats *, size_t max);
+
+#endif /* flow-shaper.h */

@@ -1,0 +1,1227 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#include <config.h>
+
+#include "netdev-flowbundler.h"
+
+#include <errno.h>
+
+#include "coverage.h"
+#include "dp-packet.h"
+#include "dpif-netdev.h"
+#include "dpif.h"
+#include "hash.h"
+#include "hmapx.h"
+#include "openvswitch/dynamic-string.h"
+#include "openvswitch/json.h"
+#include "openvswitch/vlog.h"
+#include "ovs-thread.h"
+#include "packets.h"
+#include "smap.h"
+#include "sset.h"
+#include "timeval.h"
+#include "unixctl.h"
+#include "util.h"
+
+VLOG_DEFINE_THIS_MODULE(netdev_flowbundler);
+
+COVERAGE_DEFINE(flowbundler_hand_off);
+
+/* Packets that the main thread may have handed to PMD threads that have not
+ * fetched them yet. */
+#define MAX_HANDED_OFF 4096
+
+/* FIFOs that flowbundler/show lists per shaper. */
+#define SHOW_FLOWS 8
+
+/* A configured output queue. */
+struct fb_queue {
+    struct hmap_node node;          /* In struct netdev_flowbundler. */
+    unsigned int queue_id;
+    struct smap details;
+    struct shaper_pace *pace;
+    long long int created;
+};
+
+/* A shaper in struct netdev_flowbundler's 'parked'. */
+struct parked_shaper {
+    struct ovs_list node;
+    struct flow_shaper *shaper;
+};
+
+/* A packet in struct netdev_flowbundler's 'handed_off'. */
+struct handed_off_packet {
+    struct ovs_list node;
+    struct dp_packet *packet;
+    uint16_t source;
+};
+
+static struct ovs_mutex all_ports_mutex = OVS_MUTEX_INITIALIZER;
+static struct ovs_list all_ports OVS_GUARDED_BY(all_ports_mutex)
+    = OVS_LIST_INITIALIZER(&all_ports);
+
+static unixctl_cb_func netdev_flowbundler_show;
+
+/* Registers the commands of this module.  Idempotent. */
+void
+netdev_flowbundler_init(void)
+{
+    static struct ovsthread_once once = OVSTHREAD_ONCE_INITIALIZER;
+
+    if (ovsthread_once_start(&once)) {
+        unixctl_command_register("flowbundler/show", "[port]", 0, 1,
+                                 netdev_flowbundler_show, NULL);
+        ovsthread_once_done(&once);
+    }
+}
+
+static struct netdev_flowbundler *
+netdev_fb(const struct netdev *netdev)
+{
+    return ovsrcu_get(struct netdev_flowbundler *, &netdev->flowbundler);
+}
+
+static struct netdev_flowbundler *
+netdev_fb_create(struct netdev *netdev)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+
+    if (!fb) {
+        fb = xzalloc(sizeof *fb);
+        ovsrcu_init(&fb->config, NULL);
+        atomic_init(&fb->attention, false);
+        fb->name = xstrdup(netdev_get_name(netdev));
+        ovs_mutex_init(&fb->mutex);
+        hmapx_init(&fb->shapers);
+        ovs_list_init(&fb->parked);
+        ovs_list_init(&fb->handed_off);
+        smap_init(&fb->details);
+        hmap_init(&fb->queues);
+        fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+
+        ovs_mutex_lock(&all_ports_mutex);
+        ovs_list_push_back(&all_ports, &fb->node);
+        ovs_mutex_unlock(&all_ports_mutex);
+        ovsrcu_set(&netdev->flowbundler, fb);
+    }
+    return fb;
+}
+
+/* Configuration. */
+
+/* One key of a QoS or Queue row's other_config. */
+struct fb_key {
+    const char *name;
+    uint64_t min;
+    uint64_t max;
+    uint64_t def;
+    bool pow2;
+    const char *unit;
+};
+
+enum qos_key {
+    QOS_MAX_RATE,
+    QOS_MAX_DELAY,
+    QOS_MAX_BACKLOG,
+    QOS_MAX_BATCH,
+    QOS_MIN_GRANULARITY,
+    QOS_MAX_GRANULARITY,
+    QOS_WHEELS,
+    QOS_SLOTS,
+    QOS_MAX_FLOWS,
+    QOS_OVERHEAD,
+    QOS_N_KEYS
+};
+
+static const struct fb_key qos_keys[QOS_N_KEYS] = {
+    [QOS_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
+                       false, "bit/s" },
+    [QOS_MAX_DELAY] = { "max-delay", 1, EDT_MAX_DELAY_US, 50000,
+                        false, "us" },
+    [QOS_MAX_BACKLOG] = { "max-backlog", 1, 1 << 24, 1 << 18,
+                          false, "packets" },
+    [QOS_MAX_BATCH] = { "max-batch", 1, 4096, 128, false, "packets" },
+    [QOS_MIN_GRANULARITY] = { "min-granularity", 1, 1 << 30, 64,
+                              true, "ns" },
+    [QOS_MAX_GRANULARITY] = { "max-granularity", 1, 1 << 30, 65536,
+                              true, "ns" },
+    [QOS_WHEELS] = { "wheels", 1, 64, 32, false, "wheels" },
+    [QOS_SLOTS] = { "slots", 4, 65536, 128, true, "slots" },
+    [QOS_MAX_FLOWS] = { "max-flows", 1, 1 << 23, 131072, false, "flows" },
+    [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes" },
+};
+
+enum queue_key {
+    QUEUE_MAX_RATE,
+    QUEUE_BURST,
+    QUEUE_N_KEYS
+};
+
+static const struct fb_key queue_keys[QUEUE_N_KEYS] = {
+    [QUEUE_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
+                         false, "bit/s" },
+    [QUEUE_BURST] = { "burst", 1, EDT_MAX_BURST_BYTES * 8, 0,
+                      false, "bits" },
+};
+
+/* Parses 'details' by 'keys' into 'values'.  Returns NULL if successful,
+ * otherwise what is wrong, which the caller must free. */
+static char *
+fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
+         const char *table, uint64_t *values)
+{
+    const struct smap_node *node;
+
+    for (size_t i = 0; i < n_keys; i++) {
+        values[i] = keys[i].def;
+    }
+
+    SMAP_FOR_EACH (node, details) {
+        const struct fb_key *key = NULL;
+        unsigned long long int value;
+        size_t i;
+
+        if (!strcmp(node->key, "scheduler") && keys == qos_keys) {
+            if (strcmp(node->value, "mltw")) {
+                return xasprintf("%s other_config:scheduler=\"%s\": must be "
+                                 "\"mltw\"", table, node->value);
+            }
+            continue;
+        }
+        for (i = 0; i < n_keys; i++) {
+            if (!strcmp(node->key, keys[i].name)) {
+                key = &keys[i];
+                break;
+            }
+        }
+        if (!key) {
+            struct ds s = DS_EMPTY_INITIALIZER;
+
+            ds_put_format(&s, "%s other_config:%s=\"%s\": unknown key, must "
+                          "be one of", table, node->key, node->value);
+            for (i = 0; i < n_keys; i++) {
+                ds_put_format(&s, "%s %s", i ? "," : "", keys[i].name);
+            }
+            if (keys == qos_keys) {
+                ds_put_cstr(&s, ", scheduler");
+            }
+            return ds_steal_cstr(&s);
+        }
+
+        /* str_to_ullong() takes signs and wraps negative numbers. */
+        if (!node->value[0]
+            || node->value[strspn(node->value, "0123456789")]
+            || !str_to_ullong(node->value, 10, &value)
+            || value < key->min || value > key->max
+            || (key->pow2 && !IS_POW2(value))) {
+            return xasprintf("%s other_config:%s=\"%s\": must be a %s from "
+                             "%"PRIu64" to %"PRIu64" (%s)",
+                             table, node->key, node->value,
+                             key->pow2 ? "power of two" : "whole number",
+                             key->min, key->max, key->unit);
+        }
+        values[i] = value;
+    }
+
+    if (keys == qos_keys
+        && values[QOS_MAX_GRANULARITY] < values[QOS_MIN_GRANULARITY]) {
+        return xasprintf("%s other_config:max-granularity=\"%"PRIu64"\": must "
+                         "not be less than min-granularity (%"PRIu64" ns)",
+                         table, values[QOS_MAX_GRANULARITY],
+                         values[QOS_MIN_GRANULARITY]);
+    }
+    return NULL;
+}
+
+/* Records 'error' (NULL: none) as what is wrong with the configuration of
+ * 'netdev' and takes ownership of it. */
+static void
+fb_set_error(struct netdev *netdev, struct netdev_flowbundler *fb,
+             char *error)
+    OVS_REQUIRES(fb->mutex)
+{
+    if (!nullable_string_is_equal(fb->error, error)) {
+        if (error) {
+            VLOG_WARN("%s: %s", fb->name, error);
+        }
+        free(fb->error);
+        fb->error = error;
+
+        /* Interface status is refreshed when something changes. */
+        netdev_change_seq_changed(netdev);
+    } else {
+        free(error);
+    }
+}
+
+static struct fb_queue *
+fb_queue_find(const struct netdev_flowbundler *fb, unsigned int queue_id)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct fb_queue *queue;
+
+    HMAP_FOR_EACH_WITH_HASH (queue, node, hash_int(queue_id, 0),
+                             &fb->queues) {
+        if (queue->queue_id == queue_id) {
+            return queue;
+        }
+    }
+    return NULL;
+}
+
+static void
+fb_queue_destroy(struct netdev_flowbundler *fb, struct fb_queue *queue)
+    OVS_REQUIRES(fb->mutex)
+{
+    hmap_remove(&fb->queues, &queue->node);
+    smap_destroy(&queue->details);
+    shaper_pace_unref(queue->pace);
+    free(queue);
+}
+
+/* Makes '*pace' follow a rate in bit/s (0: none), with a bucket of
+ * 'burst_bytes'.  In place, so that threads keep to what has been sent. */
+static void
+fb_set_pace(struct shaper_pace **pace, uint64_t rate_bps, uint64_t burst_bytes)
+{
+    if (!rate_bps) {
+        shaper_pace_unref(*pace);
+        *pace = NULL;
+    } else {
+        if (!*pace) {
+            *pace = shaper_pace_create();
+        }
+        edt_meter_set_params(&(*pace)->meter,
+                             edt_params_create(rate_bps, burst_bytes, 0));
+    }
+}
+
+/* Publishes the configuration that 'details' and 'queues' describe. */
+static void
+fb_publish(struct netdev_flowbundler *fb)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct shaper_config *config = xzalloc(sizeof *config);
+    struct shaper_config *old;
+    uint64_t qos[QOS_N_KEYS];
+    struct fb_queue *queue;
+
+    free(fb_parse(&fb->details, qos_keys, QOS_N_KEYS, "QoS", qos));
+    fb_set_pace(&fb->port_pace, qos[QOS_MAX_RATE], 0);
+
+    ovs_refcount_init(&config->ref_cnt);
+    config->mltw = MLTW_CONFIG_DEFAULT;
+    config->mltw.n_wheels = qos[QOS_WHEELS];
+    config->mltw.n_slots = qos[QOS_SLOTS];
+    config->mltw.min_granularity_ns = qos[QOS_MIN_GRANULARITY];
+    config->mltw.max_granularity_ns = qos[QOS_MAX_GRANULARITY];
+    config->max_delay_ns = qos[QOS_MAX_DELAY] * 1000;
+    config->max_backlog = qos[QOS_MAX_BACKLOG];
+    config->max_batch = qos[QOS_MAX_BATCH];
+    config->max_flows = qos[QOS_MAX_FLOWS];
+    config->overhead_bytes = qos[QOS_OVERHEAD];
+    config->port_pace = shaper_pace_ref(fb->port_pace);
+    config->paced = fb->port_pace != NULL;
+
+    /* Class 0 is queue 0, which always exists. */
+    config->classes = xcalloc(hmap_count(&fb->queues) + 1,
+                              sizeof *config->classes);
+    config->n_classes = 1;
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        size_t i = queue->queue_id ? config->n_classes++ : 0;
+
+        config->classes[i].queue_id = queue->queue_id;
+        config->classes[i].pace = shaper_pace_ref(queue->pace);
+        config->class_by_queue[queue->queue_id] = i;
+        config->paced |= queue->pace != NULL;
+    }
+
+    old = ovsrcu_get_protected(struct shaper_config *, &fb->config);
+    ovsrcu_set(&fb->config, config);
+    if (old) {
+        ovsrcu_postpone(shaper_config_unref, old);
+    }
+}
+
+/* Returns true if 'netdev' is a port of the userspace datapath that packets
+ * are sent to. */
+bool
+netdev_flowbundler_is_supported(const struct netdev *netdev)
+{
+    const char *dpif_type = netdev_get_dpif_type(netdev);
+
+    /* Packets to a tunnel port leave through another port. */
+    return dpif_type && strcmp(dpif_type, "system")
+           && netdev->netdev_class->send
+           && !netdev->netdev_class->push_header;
+}
+
+/* Makes "flowbundler", with 'details', the QoS type of 'netdev'. */
+int
+netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
+{
+    struct netdev_flowbundler *fb = netdev_fb_create(netdev);
+    uint64_t values[QOS_N_KEYS];
+    bool was_on = netdev_flowbundler_is_on(netdev);
+    char *error = NULL;
+
+    if (!netdev_flowbundler_is_supported(netdev)) {
+        error = xasprintf("QoS type=\"%s\": must be one of the types that "
+                          "this port supports, this one is only for ports of "
+                          "the userspace datapath (datapath_type=netdev) that "
+                          "are not tunnels", FLOWBUNDLER_QOS_TYPE);
+    } else {
+        error = fb_parse(details, qos_keys, QOS_N_KEYS, "QoS", values);
+    }
+
+    ovs_mutex_lock(&fb->mutex);
+    if (!error && !(was_on && smap_equal(&fb->details, details))) {
+        smap_destroy(&fb->details);
+        smap_clone(&fb->details, details);
+        fb_publish(fb);
+    }
+    bool refused = error != NULL;
+    fb_set_error(netdev, fb, error);
+    ovs_mutex_unlock(&fb->mutex);
+
+    return refused ? EINVAL : 0;
+}
+
+/* Ends this QoS type on 'netdev', if it has it.  What is held is sent at its
+ * time all the same. */
+void
+netdev_flowbundler_clear_qos(struct netdev *netdev)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct shaper_config *old;
+    struct fb_queue *queue;
+
+    if (!fb) {
+        return;
+    }
+
+    ovs_mutex_lock(&fb->mutex);
+    fb_set_error(netdev, fb, NULL);
+    old = ovsrcu_get_protected(struct shaper_config *, &fb->config);
+    if (old) {
+        ovsrcu_set(&fb->config, NULL);
+        ovsrcu_postpone(shaper_config_unref, old);
+        smap_clear(&fb->details);
+        HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
+            fb_queue_destroy(fb, queue);
+        }
+        fb_set_pace(&fb->port_pace, 0, 0);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+}
+
+/* Adds the configuration of 'netdev', which has this QoS type, to
+ * 'details'. */
+int
+netdev_flowbundler_get_qos(const struct netdev *netdev, struct smap *details)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct smap_node *node;
+
+    ovs_mutex_lock(&fb->mutex);
+    SMAP_FOR_EACH (node, &fb->details) {
+        smap_add(details, node->key, node->value);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return 0;
+}
+
+/* Fills '*caps' for this QoS type. */
+void
+netdev_flowbundler_get_capabilities(struct netdev_qos_capabilities *caps)
+{
+    caps->n_queues = SHAPER_MAX_QUEUES;
+}
+
+/* Adds the configuration of queue 'queue_id' to 'details'. */
+int
+netdev_flowbundler_get_queue(const struct netdev *netdev,
+                             unsigned int queue_id, struct smap *details)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct fb_queue *queue;
+    struct smap_node *node;
+
+    ovs_mutex_lock(&fb->mutex);
+    queue = fb_queue_find(fb, queue_id);
+    if (queue) {
+        SMAP_FOR_EACH (node, &queue->details) {
+            smap_add(details, node->key, node->value);
+        }
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return queue ? 0 : ENOENT;
+}
+
+/* Creates or changes queue 'queue_id' of 'netdev'. */
+int
+netdev_flowbundler_set_queue(struct netdev *netdev, unsigned int queue_id,
+                             const struct smap *details)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    uint64_t values[QUEUE_N_KEYS];
+    struct fb_queue *queue;
+    char *error;
+
+    if (queue_id >= SHAPER_MAX_QUEUES) {
+        error = xasprintf("QoS queues: queue %u: must be a whole number from "
+                          "0 to %d", queue_id, SHAPER_MAX_QUEUES - 1);
+    } else {
+        char *table = xasprintf("Queue %u", queue_id);
+
+        error = fb_parse(details, queue_keys, QUEUE_N_KEYS, table, values);
+        if (!error && values[QUEUE_BURST] && !values[QUEUE_MAX_RATE]) {
+            error = xasprintf("%s other_config:burst=\"%"PRIu64"\": must not "
+                              "be set without max-rate",
+                              table, values[QUEUE_BURST]);
+        }
+        free(table);
+    }
+
+    ovs_mutex_lock(&fb->mutex);
+    if (error) {
+        fb_set_error(netdev, fb, error);
+        ovs_mutex_unlock(&fb->mutex);
+        return EINVAL;
+    }
+
+    queue = fb_queue_find(fb, queue_id);
+    if (!queue || !smap_equal(&queue->details, details)) {
+        if (!queue) {
+            queue = xzalloc(sizeof *queue);
+            queue->queue_id = queue_id;
+            queue->created = time_msec();
+            smap_init(&queue->details);
+            hmap_insert(&fb->queues, &queue->node, hash_int(queue_id, 0));
+        }
+        smap_destroy(&queue->details);
+        smap_clone(&queue->details, details);
+        fb_set_pace(&queue->pace, values[QUEUE_MAX_RATE],
+                    DIV_ROUND_UP(values[QUEUE_BURST], 8));
+        fb_publish(fb);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return 0;
+}
+
+/* Deletes queue 'queue_id' of 'netdev'.  Its packets go to queue 0. */
+int
+netdev_flowbundler_delete_queue(struct netdev *netdev, unsigned int queue_id)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct fb_queue *queue;
+
+    ovs_mutex_lock(&fb->mutex);
+    queue = fb_queue_find(fb, queue_id);
+    if (queue) {
+        fb_queue_destroy(fb, queue);
+        fb_publish(fb);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return queue ? 0 : ENOENT;
+}
+
+static void
+fb_queue_get_stats(const struct netdev_flowbundler *fb,
+                   const struct fb_queue *queue,
+                   struct netdev_queue_stats *stats)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct shaper_class_stats total = { 0, 0, 0 };
+    struct hmapx_node *node;
+
+    HMAPX_FOR_EACH (node, &fb->shapers) {
+        flow_shaper_get_class_stats(node->data, queue->queue_id, &total);
+    }
+    stats->tx_packets = total.tx_packets;
+    stats->tx_bytes = total.tx_bytes;
+    stats->tx_errors = total.drops;
+    stats->created = queue->created;
+}
+
+/* Fills '*stats' with what the shapers of all threads sent and dropped for
+ * queue 'queue_id'. */
+int
+netdev_flowbundler_get_queue_stats(const struct netdev *netdev,
+                                   unsigned int queue_id,
+                                   struct netdev_queue_stats *stats)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct fb_queue *queue;
+
+    ovs_mutex_lock(&fb->mutex);
+    queue = fb_queue_find(fb, queue_id);
+    if (queue) {
+        fb_queue_get_stats(fb, queue, stats);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return queue ? 0 : ENOENT;
+}
+
+/* Dumping queues: the ids at the time of the start. */
+struct queue_dump {
+    unsigned int *ids;
+    size_t n;
+    size_t next;
+};
+
+int
+netdev_flowbundler_queue_dump_start(const struct netdev *netdev, void **statep)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct queue_dump *dump = xzalloc(sizeof *dump);
+    struct fb_queue *queue;
+
+    ovs_mutex_lock(&fb->mutex);
+    dump->ids = xcalloc(hmap_count(&fb->queues) + 1, sizeof *dump->ids);
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        dump->ids[dump->n++] = queue->queue_id;
+    }
+    ovs_mutex_unlock(&fb->mutex);
+
+    *statep = dump;
+    return 0;
+}
+
+int
+netdev_flowbundler_queue_dump_next(const struct netdev *netdev, void *state,
+                                   unsigned int *queue_id,
+                                   struct smap *details)
+{
+    struct queue_dump *dump = state;
+
+    while (dump->next < dump->n) {
+        *queue_id = dump->ids[dump->next++];
+        if (!netdev_flowbundler_get_queue(netdev, *queue_id, details)) {
+            return 0;
+        }
+    }
+    return EOF;
+}
+
+int
+netdev_flowbundler_queue_dump_done(const struct netdev *netdev OVS_UNUSED,
+                                   void *state)
+{
+    struct queue_dump *dump = state;
+
+    free(dump->ids);
+    free(dump);
+    return 0;
+}
+
+/* Calls 'cb' with the statistics of each queue of 'netdev'. */
+int
+netdev_flowbundler_dump_queue_stats(const struct netdev *netdev,
+                                    netdev_dump_queue_stats_cb *cb, void *aux)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct fb_queue *queue;
+
+    ovs_mutex_lock(&fb->mutex);
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        struct netdev_queue_stats stats;
+
+        fb_queue_get_stats(fb, queue, &stats);
+        cb(queue->queue_id, &stats, aux);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return 0;
+}
+
+/* Adds to 'smap', an Interface's status, why the configuration of 'netdev' was
+ * refused, if it was. */
+void
+netdev_flowbundler_get_status(const struct netdev *netdev, struct smap *smap)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+
+    if (fb) {
+        ovs_mutex_lock(&fb->mutex);
+        if (fb->error) {
+            smap_add(smap, "qos_error", fb->error);
+        }
+        ovs_mutex_unlock(&fb->mutex);
+    }
+}
+
+static void
+fb_get_stats(const struct netdev_flowbundler *fb, struct shaper_stats *stats)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct parked_shaper *parked;
+    struct hmapx_node *node;
+
+    *stats = fb->retired;
+    HMAPX_FOR_EACH (node, &fb->shapers) {
+        flow_shaper_get_stats(node->data, stats);
+    }
+    LIST_FOR_EACH (parked, node, &fb->parked) {
+        flow_shaper_get_stats(parked->shaper, stats);
+    }
+}
+
+static uint64_t
+shaper_stats_drops(const struct shaper_stats *stats)
+{
+    uint64_t drops = 0;
+
+    for (int i = SHAPER_DROP_MAX_DELAY; i <= SHAPER_DROP_SEGMENT; i++) {
+        drops += stats->counters[i];
+    }
+    return drops;
+}
+
+/* Adds what was dropped before it reached the device to '*stats'. */
+void
+netdev_flowbundler_add_stats(const struct netdev *netdev,
+                             struct netdev_stats *stats)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+
+    if (fb) {
+        struct shaper_stats total;
+
+        ovs_mutex_lock(&fb->mutex);
+        fb_get_stats(fb, &total);
+        ovs_mutex_unlock(&fb->mutex);
+        stats->tx_dropped = (stats->tx_dropped == UINT64_MAX
+                             ? 0 : stats->tx_dropped)
+                            + shaper_stats_drops(&total);
+    }
+}
+
+/* Shapers. */
+
+static bool
+is_pmd(unsigned int core_id)
+{
+    return core_id != NON_PMD_CORE_ID;
+}
+
+static void
+fb_register(struct netdev_flowbundler *fb, struct flow_shaper *s)
+    OVS_REQUIRES(fb->mutex)
+{
+    hmapx_add(&fb->shapers, s);
+    fb->n_pmd_shapers += is_pmd(flow_shaper_core_id(s));
+}
+
+static void
+fb_unregister(struct netdev_flowbundler *fb, struct flow_shaper *s)
+    OVS_REQUIRES(fb->mutex)
+{
+    hmapx_find_and_delete(&fb->shapers, s);
+    fb->n_pmd_shapers -= is_pmd(flow_shaper_core_id(s));
+}
+
+/* Destroys 's', which is not registered, keeping its statistics. */
+static void
+fb_retire(struct netdev_flowbundler *fb, struct flow_shaper *s)
+    OVS_REQUIRES(fb->mutex)
+{
+    uint64_t backlog = flow_shaper_backlog(s);
+
+    flow_shaper_get_stats(s, &fb->retired);
+    fb->retired.counters[SHAPER_DROP_REMOVED] += backlog;
+    fb->retired.counters[SHAPER_BACKLOG] = 0;
+    fb->retired.counters[SHAPER_BACKLOG_BYTES] = 0;
+    fb->retired.counters[SHAPER_FLOWS] = 0;
+    fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+    flow_shaper_destroy(s);
+}
+
+/* Gives what waits for some thread to 's' or, if 's' is NULL, returns one of
+ * the parked shapers. */
+static struct flow_shaper *
+fb_adopt(struct netdev_flowbundler *fb, struct flow_shaper *s,
+         struct shaper_thread *thread, unsigned int core_id, uint64_t now_ns)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct handed_off_packet *handed_off;
+    struct parked_shaper *parked;
+
+    LIST_FOR_EACH_POP (parked, node, &fb->parked) {
+        if (!s) {
+            s = parked->shaper;
+            flow_shaper_attach(s, thread, core_id);
+            fb_register(fb, s);
+        } else {
+            flow_shaper_merge(s, parked->shaper, now_ns);
+            flow_shaper_destroy(parked->shaper);
+        }
+        free(parked);
+    }
+    if (s) {
+        LIST_FOR_EACH_POP (handed_off, node, &fb->handed_off) {
+            flow_shaper_put(s, handed_off->packet, handed_off->source,
+                            now_ns);
+            free(handed_off);
+        }
+        fb->n_handed_off = 0;
+        atomic_store_relaxed(&fb->attention, false);
+    }
+    return s;
+}
+
+/* Brings the shaper 's' that the thread with 'thread' on 'core_id' has for
+ * 'netdev' (NULL if it has none) in line with the configuration, and adopts
+ * what is parked.  Returns the shaper that the thread has from now on, or
+ * NULL if it needs none. */
+struct flow_shaper *
+netdev_flowbundler_update(const struct netdev *netdev, struct flow_shaper *s,
+                          struct shaper_thread *thread, unsigned int core_id,
+                          uint64_t now_ns)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    const struct shaper_config *config;
+    bool attention;
+
+    ovs_mutex_lock(&fb->mutex);
+    config = ovsrcu_get(struct shaper_config *, &fb->config);
+
+    if (!s && config) {
+        s = flow_shaper_create(config, thread, core_id, now_ns);
+        fb_register(fb, s);
+    }
+
+    /* The main thread polls too seldom to serve a port well: it adopts only
+     * what no PMD thread does. */
+    atomic_read_relaxed(&fb->attention, &attention);
+    if (attention && (is_pmd(core_id) || !fb->n_pmd_shapers)) {
+        s = fb_adopt(fb, s, thread, core_id, now_ns);
+    }
+
+    if (s) {
+        if (config) {
+            flow_shaper_set_config(s, config, now_ns);
+        } else if (flow_shaper_backlog(s)) {
+            flow_shaper_set_closing(s);
+        } else {
+            fb_unregister(fb, s);
+            fb_retire(fb, s);
+            s = NULL;
+        }
+    }
+    ovs_mutex_unlock(&fb->mutex);
+    return s;
+}
+
+/* Takes 's' from a thread that no longer serves 'netdev'. */
+void
+netdev_flowbundler_park(const struct netdev *netdev, struct flow_shaper *s)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+
+    ovs_mutex_lock(&fb->mutex);
+    fb_unregister(fb, s);
+    flow_shaper_detach(s);
+    if (flow_shaper_backlog(s)) {
+        struct parked_shaper *parked = xmalloc(sizeof *parked);
+
+        parked->shaper = s;
+        ovs_list_push_back(&fb->parked, &parked->node);
+        atomic_store_relaxed(&fb->attention, true);
+    } else {
+        fb_retire(fb, s);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+}
+
+/* Drops what is parked at 'netdev', which is no longer a port. */
+void
+netdev_flowbundler_purge(const struct netdev *netdev)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct handed_off_packet *handed_off;
+    struct parked_shaper *parked;
+
+    if (!fb) {
+        return;
+    }
+
+    ovs_mutex_lock(&fb->mutex);
+    LIST_FOR_EACH_POP (parked, node, &fb->parked) {
+        fb_retire(fb, parked->shaper);
+        free(parked);
+    }
+    LIST_FOR_EACH_POP (handed_off, node, &fb->handed_off) {
+        fb->retired.counters[SHAPER_DROP_REMOVED]++;
+        dp_packet_delete(handed_off->packet);
+        free(handed_off);
+    }
+    fb->n_handed_off = 0;
+    atomic_store_relaxed(&fb->attention, false);
+    ovs_mutex_unlock(&fb->mutex);
+}
+
+/* Frees all that is attached to 'netdev', which nobody uses any more. */
+void
+netdev_flowbundler_destroy(struct netdev *netdev)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct shaper_config *config;
+    struct fb_queue *queue;
+
+    if (!fb) {
+        return;
+    }
+
+    netdev_flowbundler_purge(netdev);
+
+    ovs_mutex_lock(&all_ports_mutex);
+    ovs_list_remove(&fb->node);
+    ovs_mutex_unlock(&all_ports_mutex);
+
+    ovs_mutex_lock(&fb->mutex);
+    ovs_assert(hmapx_is_empty(&fb->shapers));
+    HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
+        fb_queue_destroy(fb, queue);
+    }
+    ovs_mutex_unlock(&fb->mutex);
+
+    config = ovsrcu_get_protected(struct shaper_config *, &fb->config);
+    shaper_config_unref(config);
+    shaper_pace_unref(fb->port_pace);
+    hmap_destroy(&fb->queues);
+    hmapx_destroy(&fb->shapers);
+    smap_destroy(&fb->details);
+    ovs_mutex_destroy(&fb->mutex);
+    free(fb->error);
+    free(fb->name);
+    free(fb);
+    ovsrcu_set_hidden(&netdev->flowbundler, NULL);
+}
+
+/* Passes those packets of 'batch', in the main thread, that have an EDT on to
+ * a PMD thread that serves 'netdev', if there is one, because the main thread
+ * polls too seldom to keep to EDTs.  The others stay in 'batch'.
+ * 'sources[i]' is the port that received packet i. */
+void
+netdev_flowbundler_hand_off(const struct netdev *netdev,
+                            struct dp_packet_batch *batch,
+                            const uint16_t *sources)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    const size_t size = dp_packet_batch_size(batch);
+    struct dp_packet *packet;
+    size_t i;
+
+    ovs_mutex_lock(&fb->mutex);
+    if (fb->n_pmd_shapers) {
+        DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
+            if (!packet->md.edt.edt_ns) {
+                dp_packet_batch_refill(batch, packet, i);
+            } else if (fb->n_handed_off >= MAX_HANDED_OFF) {
+                fb->retired.counters[SHAPER_DROP_BACKLOG]++;
+                dp_packet_delete(packet);
+            } else {
+                struct handed_off_packet *handed_off
+                    = xmalloc(sizeof *handed_off);
+
+                handed_off->packet = packet;
+                handed_off->source = sources[i];
+                ovs_list_push_back(&fb->handed_off, &handed_off->node);
+                fb->n_handed_off++;
+                COVERAGE_INC(flowbundler_hand_off);
+            }
+        }
+        atomic_store_relaxed(&fb->attention, fb->n_handed_off
+                             || !ovs_list_is_empty(&fb->parked));
+    }
+    ovs_mutex_unlock(&fb->mutex);
+}
+
+/* ovs-appctl flowbundler/show. */
+
+static void
+format_flow_key(struct ds *s, const struct shaper_flow_key *key)
+{
+    if (key->first_meter == UINT32_MAX) {
+        ds_put_cstr(s, "meters=none");
+    } else if (key->first_meter == key->last_meter) {
+        ds_put_format(s, "meters=%"PRIu32, key->first_meter);
+    } else {
+        ds_put_format(s, "meters=%"PRIu32",%"PRIu32, key->first_meter,
+                      key->last_meter);
+    }
+    ds_put_format(s, " queue=%"PRIu32" dst=", key->queue_id);
+    if (key->addr_type == SHAPER_ADDR_IPV4) {
+        ovs_be32 ip;
+
+        memcpy(&ip, key->addr, sizeof ip);
+        ds_put_format(s, IP_FMT, IP_ARGS(ip));
+    } else if (key->addr_type == SHAPER_ADDR_IPV6) {
+        struct in6_addr ip6;
+
+        memcpy(&ip6, key->addr, sizeof ip6);
+        ipv6_format_addr(&ip6, s);
+    } else {
+        struct eth_addr mac;
+
+        memcpy(&mac, key->addr, sizeof mac);
+        ds_put_format(s, ETH_ADDR_FMT, ETH_ADDR_ARGS(mac));
+    }
+}
+
+static struct json *
+histogram_to_json(const uint64_t *bins, size_t n, uint64_t first)
+{
+    struct json *object = json_object_create();
+
+    for (size_t i = 0; i < n; i++) {
+        if (bins[i]) {
+            json_object_put_nocopy(object,
+                                   xasprintf("%"PRIu64, first << i),
+                                   json_integer_create(bins[i]));
+        }
+    }
+    return object;
+}
+
+static void
+stats_to_json(const struct shaper_stats *stats, uint64_t now_ns,
+              struct json *object)
+{
+    for (int i = 0; i < SHAPER_N_COUNTERS; i++) {
+        const char *name = shaper_counter_name(i);
+        uint64_t value = stats->counters[i];
+
+        if (i != SHAPER_NEXT_DUE_NS) {
+            json_object_put(object, name, json_integer_create(value));
+        } else if (stats->counters[SHAPER_BACKLOG] && value != UINT64_MAX) {
+            json_object_put(object, "next_due_in_ns",
+                            json_integer_create(value > now_ns
+                                                ? value - now_ns : 0));
+        }
+    }
+    json_object_put(object, "batch_size",
+                    histogram_to_json(stats->batch_size, SHAPER_BATCH_BINS,
+                                      1));
+    json_object_put(object, "lateness_ns_below",
+                    histogram_to_json(stats->lateness, SHAPER_LATENESS_BINS,
+                                      1 << SHAPER_LATENESS_SHIFT));
+}
+
+static void
+format_histogram(struct ds *s, const char *title, const uint64_t *bins,
+                 size_t n, uint64_t first, const char *relation)
+{
+    ds_put_format(s, "    %s:", title);
+    for (size_t i = 0; i < n; i++) {
+        if (bins[i]) {
+            ds_put_format(s, " %s%"PRIu64":%"PRIu64, relation, first << i,
+                          bins[i]);
+        }
+    }
+    ds_put_char(s, '\n');
+}
+
+static void
+format_stats(struct ds *s, const struct shaper_stats *stats, uint64_t now_ns)
+{
+    const uint64_t *c = stats->counters;
+
+    ds_put_format(s, "    backlog: %"PRIu64" packets, %"PRIu64" bytes, "
+                  "%"PRIu64" flows",
+                  c[SHAPER_BACKLOG], c[SHAPER_BACKLOG_BYTES],
+                  c[SHAPER_FLOWS]);
+    if (c[SHAPER_BACKLOG] && c[SHAPER_NEXT_DUE_NS] != UINT64_MAX) {
+        ds_put_format(s, ", next due in %"PRIu64" ns",
+                      c[SHAPER_NEXT_DUE_NS] > now_ns
+                      ? c[SHAPER_NEXT_DUE_NS] - now_ns : 0);
+    }
+    ds_put_format(s, "\n    sent: %"PRIu64" packets, %"PRIu64" bytes in "
+                  "%"PRIu64" batches (mean %.1f)\n",
+                  c[SHAPER_SENT], c[SHAPER_SENT_BYTES], c[SHAPER_BATCHES],
+                  c[SHAPER_BATCHES]
+                  ? (double) c[SHAPER_SENT] / c[SHAPER_BATCHES] : 0.0);
+    ds_put_format(s, "    bypassed: %"PRIu64" packets, %"PRIu64" bytes\n",
+                  c[SHAPER_BYPASSED], c[SHAPER_BYPASSED_BYTES]);
+    ds_put_format(s, "    dropped: max-delay %"PRIu64", backlog %"PRIu64
+                  ", budget %"PRIu64", flows %"PRIu64", expired %"PRIu64
+                  ", removed %"PRIu64", segment %"PRIu64"\n",
+                  c[SHAPER_DROP_MAX_DELAY], c[SHAPER_DROP_BACKLOG],
+                  c[SHAPER_DROP_BUDGET], c[SHAPER_DROP_FLOWS],
+                  c[SHAPER_DROP_EXPIRED], c[SHAPER_DROP_REMOVED],
+                  c[SHAPER_DROP_SEGMENT]);
+    format_histogram(s, "batch size", stats->batch_size, SHAPER_BATCH_BINS, 1,
+                     ">=");
+    format_histogram(s, "lateness ns", stats->lateness, SHAPER_LATENESS_BINS,
+                     1 << SHAPER_LATENESS_SHIFT, "<");
+}
+
+static struct json *
+flow_to_json(const struct shaper_flow_stats *f)
+{
+    struct json *object = json_object_create();
+    struct ds key = DS_EMPTY_INITIALIZER;
+
+    format_flow_key(&key, &f->key);
+    json_object_put(object, "flow",
+                    json_string_create_nocopy(ds_steal_cstr(&key)));
+    json_object_put(object, "rate_bps",
+                    json_integer_create(f->gap_ns
+                                        ? EDT_MTU_BYTES * 8000000000ULL
+                                          / f->gap_ns : 0));
+    json_object_put(object, "backlog", json_integer_create(f->backlog));
+    json_object_put(object, "tx_packets", json_integer_create(f->tx_packets));
+    json_object_put(object, "tx_bytes", json_integer_create(f->tx_bytes));
+    return object;
+}
+
+/* Shows 'fb' as text in 's' or, if 'object' is nonnull, in that. */
+static void
+fb_show(const struct netdev_flowbundler *fb, struct ds *s,
+        struct json *object)
+    OVS_REQUIRES(fb->mutex)
+{
+    const struct shaper_config *config
+        = ovsrcu_get(struct shaper_config *, &fb->config);
+    struct json *threads = json_array_create_empty();
+    uint64_t now_ns = time_nsec();
+    uint64_t values[QOS_N_KEYS];
+    struct shaper_stats stats;
+    struct hmapx_node *node;
+    struct fb_queue *queue;
+
+    ds_put_format(s, "%s: %s\n", fb->name, config ? "shaping" : "off");
+    if (fb->error) {
+        ds_put_format(s, "  refused: %s\n", fb->error);
+        json_object_put_string(object, "refused", fb->error);
+    }
+    json_object_put(object, "shaping", json_boolean_create(config != NULL));
+
+    free(fb_parse(&fb->details, qos_keys, QOS_N_KEYS, "QoS", values));
+    if (config) {
+        struct json *json = json_object_create();
+
+        ds_put_cstr(s, "  config:");
+        for (int i = 0; i < QOS_N_KEYS; i++) {
+            if (i != QOS_MAX_RATE || values[i]) {
+                ds_put_format(s, " %s=%"PRIu64, qos_keys[i].name, values[i]);
+                json_object_put(json, qos_keys[i].name,
+                                json_integer_create(values[i]));
+            }
+        }
+        ds_put_char(s, '\n');
+        json_object_put(object, "config", json);
+    }
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        struct netdev_queue_stats qstats;
+        struct smap_node *detail;
+
+        fb_queue_get_stats(fb, queue, &qstats);
+        ds_put_format(s, "  queue %u:", queue->queue_id);
+        SMAP_FOR_EACH (detail, &queue->details) {
+            ds_put_format(s, " %s=%s", detail->key, detail->value);
+        }
+        ds_put_format(s, " sent %"PRIu64" packets, %"PRIu64" bytes, dropped "
+                      "%"PRIu64"\n", qstats.tx_packets, qstats.tx_bytes,
+                      qstats.tx_errors);
+    }
+
+    fb_get_stats(fb, &stats);
+    stats_to_json(&stats, now_ns, object);
+    ds_put_cstr(s, "  total:\n");
+    format_stats(s, &stats, now_ns);
+
+    HMAPX_FOR_EACH (node, &fb->shapers) {
+        struct shaper_flow_stats flows[SHOW_FLOWS];
+        const struct flow_shaper *shaper = node->data;
+        unsigned int core_id = flow_shaper_core_id(shaper);
+        struct json *thread = json_object_create();
+        struct json *json_flows = json_array_create_empty();
+        size_t n;
+
+        memset(&stats, 0, sizeof stats);
+        stats.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+        flow_shaper_get_stats(shaper, &stats);
+        if (is_pmd(core_id)) {
+            ds_put_format(s, "  pmd thread core %u:\n", core_id);
+            json_object_put(thread, "core", json_integer_create(core_id));
+        } else {
+            ds_put_cstr(s, "  main thread:\n");
+            json_object_put(thread, "core", json_null_create());
+        }
+        format_stats(s, &stats, now_ns);
+        stats_to_json(&stats, now_ns, thread);
+
+        n = flow_shaper_get_busiest(shaper, flows, SHOW_FLOWS);
+        for (size_t i = 0; i < n; i++) {
+            ds_put_cstr(s, "    flow: ");
+            format_flow_key(s, &flows[i].key);
+            ds_put_format(s, " rate=%llu backlog=%"PRIu32" sent %"PRIu64
+                          " packets, %"PRIu64" bytes\n",
+                          flows[i].gap_ns ? EDT_MTU_BYTES * 8000000000ULL
+                                            / flows[i].gap_ns : 0,
+                          flows[i].backlog, flows[i].tx_packets,
+                          flows[i].tx_bytes);
+            json_array_add(json_flows, flow_to_json(&flows[i]));
+        }
+        json_object_put(thread, "busiest_flows", json_flows);
+        json_array_add(threads, thread);
+    }
+    json_object_put(object, "threads", threads);
+}
+
+static void
+netdev_flowbundler_show(struct unixctl_conn *conn, int argc,
+                        const char *argv[], void *aux OVS_UNUSED)
+{
+    struct json *ports = json_object_create();
+    struct ds s = DS_EMPTY_INITIALIZER;
+    struct netdev_flowbundler *fb;
+    bool found = false;
+
+    ovs_mutex_lock(&all_ports_mutex);
+    LIST_FOR_EACH (fb, node, &all_ports) {
+        ovs_mutex_lock(&fb->mutex);
+        if (argc > 1 ? !strcmp(argv[1], fb->name)
+                     : fb->error || ovsrcu_get(struct shaper_config *,
+                                               &fb->config)) {
+            struct json *port = json_object_create();
+
+            fb_show(fb, &s, port);
+            json_object_put(ports, fb->name, port);
+            found = true;
+        }
+        ovs_mutex_unlock(&fb->mutex);
+    }
+    ovs_mutex_unlock(&all_ports_mutex);
+
+    if (argc > 1 && !found) {
+        char *error = xasprintf("%s: no port with QoS type=%s", argv[1],
+                                FLOWBUNDLER_QOS_TYPE);
+
+        unixctl_command_reply_error(conn, error);
+        free(error);
+        json_destroy(ports);
+    } else if (unixctl_command_get_output_format(conn)
+               == UNIXCTL_OUTPUT_FMT_JSON) {
+        unixctl_command_reply_json(conn, ports);
+    } else {
+        unixctl_command_reply(conn, ds_cstr(&s));
+        json_destroy(ports);
+    }
+    ds_destroy(&s);
+}
