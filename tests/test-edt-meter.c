@@ -1,0 +1,1375 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+/* Tests of EDT meters, in simulated time.  What a meter does is compared with
+ * exact rational arithmetic: times are multiplied by the rate, so that
+ * everything is a whole number. */
+
+#include <config.h>
+#undef NDEBUG
+
+#include "edt-meter.h"
+#include "edt-stamp.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dp-packet.h"
+#include "netlink.h"
+#include "odp-util.h"
+#include "openvswitch/util.h"
+#include "ovs-atomic.h"
+#include "ovs-rcu.h"
+#include "ovs-thread.h"
+#include "packets.h"
+#include "random.h"
+#include "util.h"
+
+#define MTU EDT_MTU_BYTES
+#define MAX_N NETDEV_MAX_BURST
+#define HOUR_NS UINT64_C(3600000000000)
+#define DAY_NS (24 * HOUR_NS)
+#define WRAP_NS (UINT64_C(1) << (64 - EDT_TICK_SHIFT))
+#define STALE_NS (EDT_STALE_TICKS >> EDT_TICK_SHIFT)
+
+static uint32_t seed = 1;
+static unsigned int iterations;         /* 0: the default of each test. */
+static const char *test_name = "";
+
+static void OVS_PRINTF_FORMAT(1, 2) OVS_NO_RETURN
+fail(const char *format, ...)
+{
+    va_list args;
+
+    fflush(stdout);
+    fprintf(stderr, "%s (--seed=%"PRIu32"): ", test_name, seed);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    putc('\n', stderr);
+    exit(EXIT_FAILURE);
+}
+
+#define CHECK(CONDITION, ...)           \
+    do {                                \
+        if (!(CONDITION)) {             \
+            fail(__VA_ARGS__);          \
+        }                               \
+    } while (0)
+
+/* Number of rounds of a test that does 'n' by default. */
+static unsigned int
+rounds(unsigned int n)
+{
+    return iterations ? iterations : n;
+}
+
+/* A random number, 0...n-1. */
+static uint64_t
+choose(uint64_t n)
+{
+    return random_uint64() % n;
+}
+
+/* A random number, 0...n-1, where each order of magnitude is as likely as any
+ * other. */
+static uint64_t
+choose_log(uint64_t n)
+{
+    uint64_t limit = UINT64_C(1) << choose(log_2_floor(n) + 1);
+
+    return choose(MIN(2 * limit, n));
+}
+
+static uint64_t
+choose_rate(void)
+{
+    static const uint64_t rates[] = {
+        1000, 10000, 1000000, 9999000, 10000000, 100000000, 1000000000,
+        UINT64_C(10000000000), UINT64_C(25000000000), UINT64_C(100000000000),
+        UINT64_C(400000000000),
+    };
+
+    return choose(2)
+           ? rates[choose(ARRAY_SIZE(rates))]
+           : EDT_MIN_RATE_BPS
+             + choose_log(EDT_MAX_RATE_BPS - EDT_MIN_RATE_BPS + 1);
+}
+
+static uint32_t
+choose_frame(void)
+{
+    static const uint32_t frames[] = { 60, 64, 65, 128, 512, 1500, MTU, 9018 };
+
+    return choose(2) ? frames[choose(ARRAY_SIZE(frames))] : 60 + choose(1455);
+}
+
+/* A burst that lasts for 'max_s' seconds at most. */
+static uint64_t
+choose_burst(uint64_t rate, unsigned int max_s)
+{
+    static const uint64_t bursts[] = { 0, 1, MTU - 1, MTU, MTU + 1, 3000 };
+
+    return choose(2) ? bursts[choose(ARRAY_SIZE(bursts))]
+                     : choose_log(MIN(rate / 8 * max_s, 1 << 26));
+}
+
+/* An uptime at which something could be special. */
+static uint64_t
+choose_uptime(void)
+{
+    static const uint64_t uptimes[] = {
+        HOUR_NS, 90 * DAY_NS, WRAP_NS / 2, 120 * DAY_NS, 200 * DAY_NS, WRAP_NS,
+        WRAP_NS + 100 * DAY_NS, WRAP_NS * 3 / 2, 2 * WRAP_NS, 7 * WRAP_NS,
+    };
+
+    return uptimes[choose(ARRAY_SIZE(uptimes))]
+           - choose(2) * choose_log(HOUR_NS / 2);
+}
+
+/* A meter with its parameters. */
+struct fixture {
+    struct edt_meter meter;
+    const struct edt_params *p;
+};
+
+static void
+fixture_init(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
+             uint64_t max_delay_us)
+{
+    edt_meter_init(&f->meter, edt_params_create(rate_bps, burst_bytes,
+                                                max_delay_us));
+    f->p = edt_meter_params(&f->meter);
+}
+
+static void
+fixture_set_params(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
+                   uint64_t max_delay_us)
+{
+    edt_meter_set_params(&f->meter, edt_params_create(rate_bps, burst_bytes,
+                                                      max_delay_us));
+    f->p = edt_meter_params(&f->meter);
+}
+
+static void
+fixture_destroy(struct fixture *f)
+{
+    edt_meter_destroy(&f->meter);
+}
+
+static uint64_t
+get_tat(struct fixture *f)
+{
+    uint64_t tat;
+
+    atomic_read_relaxed(&f->meter.tat_ticks, &tat);
+    return tat;
+}
+
+/* Reserves for 'n' packets of 'size' bytes. */
+static size_t
+reserve(struct fixture *f, uint64_t now_ns, uint32_t size, size_t n,
+        struct edt_reservation *r)
+{
+    uint32_t ends[MAX_N];
+
+    for (size_t i = 0; i < n; i++) {
+        ends[i] = size * (i + 1);
+    }
+    return edt_meter_reserve(&f->meter, f->p, now_ns, ends, n, r);
+}
+
+/* Exact model of a meter: times in ns, multiplied by the rate, so that a byte
+ * costs BYTE of them. */
+#define BYTE ((__int128) 8000000000)
+
+struct exact {
+    uint64_t rate;
+    __int128 tolerance;
+    __int128 tat;
+    __int128 busy_since;
+};
+
+static void
+exact_init(struct exact *e, uint64_t rate, uint64_t burst)
+{
+    e->rate = rate;
+    e->tolerance = burst > MTU ? (burst - MTU) * BYTE : 0;
+    e->tat = e->busy_since = -1;
+}
+
+/* Exact time from which on the next packet may leave. */
+static __int128
+exact_next(struct exact *e, uint64_t now_ns)
+{
+    __int128 floor = (__int128) now_ns * e->rate - e->tolerance;
+
+    if (e->tat < floor) {
+        e->tat = e->busy_since = floor;
+    }
+    return e->tat;
+}
+
+/* The check of a long-run burst bound: a leaky bucket that is filled by what
+ * is sent and drained at the rate. */
+struct bucket {
+    uint64_t rate;
+    __int128 level;             /* Bytes times BYTE. */
+    uint64_t last_ns;
+};
+
+/* Sends 'bytes' at 'now_ns' and returns the level in bytes, rounded up. */
+static uint64_t
+bucket_add(struct bucket *b, uint64_t now_ns, uint64_t bytes)
+{
+    __int128 drained = (__int128) (now_ns - b->last_ns) * b->rate;
+
+    CHECK(now_ns >= b->last_ns, "packet leaves at %"PRIu64", before an "
+          "earlier one at %"PRIu64, now_ns, b->last_ns);
+    b->level = b->level > drained ? b->level - drained : 0;
+    b->level += bytes * BYTE;
+    b->last_ns = now_ns;
+    return (b->level + BYTE - 1) / BYTE;
+}
+
+/* Bytes that pass at 'rate' in a ns, rounded up: EDTs are whole ns, which may
+ * bring two packets closer together. */
+static uint64_t
+bytes_per_ns(uint64_t rate)
+{
+    return DIV_ROUND_UP(rate, UINT64_C(8000000000));
+}
+
+/* Parameters. */
+
+static void
+test_params(void)
+{
+    static const struct {
+        uint64_t rate, burst, delay;            /* Asked for... */
+        uint64_t got_rate, got_burst, got_delay;
+    } cases[] = {
+        { 1000, 0, 0, 1000, 0, 0 },
+        { 0, 0, 0, 1000, 0, 0 },
+        { 999, 5, 7, 1000, 5, 7 },
+        { EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
+          EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US },
+        { EDT_MAX_RATE_BPS + 1, EDT_MAX_BURST_BYTES + 1, EDT_MAX_DELAY_US + 1,
+          EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US },
+        { UINT64_MAX, UINT64_MAX, UINT64_MAX,
+          EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US },
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct edt_params *p = edt_params_create(cases[i].rate, cases[i].burst,
+                                                 cases[i].delay);
+
+        CHECK(p->rate_bps == cases[i].got_rate
+              && p->burst_bytes == cases[i].got_burst
+              && p->max_delay_us == cases[i].got_delay,
+              "case %"PRIuSIZE": rate %"PRIu64", burst %"PRIu64", delay "
+              "%"PRIu64, i, p->rate_bps, p->burst_bytes, p->max_delay_us);
+        free(p);
+    }
+
+    for (unsigned int i = 0; i < rounds(20000); i++) {
+        uint64_t rate = choose_rate();
+        uint32_t bytes = 1 + choose_log(1 << 22);
+        struct edt_params *p = edt_params_create(rate, 0, 1);
+        __int128 exact = (bytes * BYTE << EDT_TICK_SHIFT) / rate;
+        __int128 error = edt_cost(p, bytes) - exact;
+
+        CHECK(error >= -1 - exact / 10000000 && error <= 2 + exact / 10000000,
+              "%"PRIu32" bytes at %"PRIu64" bit/s take %"PRIu64" ticks rather "
+              "than %"PRIu64, bytes, rate, edt_cost(p, bytes),
+              (uint64_t) exact);
+        CHECK(p->gap_ns == MIN(MTU * UINT64_C(8000000000) / rate, UINT32_MAX),
+              "gap %"PRIu32" at %"PRIu64" bit/s", p->gap_ns, rate);
+        CHECK(p->byte_cost < UINT64_C(1) << 41, "cost overflows");
+        free(p);
+    }
+}
+
+/* Long-run rate. */
+
+/* Reserves for 'n_packets' packets of 'size' bytes, 'batch' at a time, back to
+ * back, and checks the time that they take. */
+static void
+check_rate(uint64_t rate, uint32_t size, size_t batch, size_t n_packets)
+{
+    uint64_t now_ns = HOUR_NS + 17;
+    uint64_t start_ns = 0, edt_ns;
+    struct edt_reservation r;
+    struct fixture f;
+    size_t n = 0;
+
+    fixture_init(&f, rate, 0, EDT_MAX_DELAY_US);
+    for (;;) {
+        size_t admitted = reserve(&f, now_ns, size, batch, &r);
+
+        CHECK(admitted, "not a packet admitted at %"PRIu64" bit/s", rate);
+        edt_ns = edt_reservation_edt_ns(&r, f.p, now_ns, 0);
+        if (!n) {
+            start_ns = edt_ns;
+            CHECK(start_ns == now_ns, "first packet waits");
+        } else {
+            __int128 exact = n * size * BYTE / rate;
+            __int128 error = (__int128) (edt_ns - start_ns) - exact;
+
+            CHECK(error <= exact / 1000 + 2 && error >= -(exact / 1000) - 1,
+                  "%"PRIuSIZE" frames of %"PRIu32" bytes, %"PRIuSIZE" at a "
+                  "time, take %"PRIu64" ns rather than %"PRIu64" at %"PRIu64
+                  " bit/s", n, size, batch, edt_ns - start_ns,
+                  (uint64_t) exact, rate);
+        }
+        if (n >= n_packets) {
+            break;
+        }
+        n += admitted;
+
+        /* Let half of the allowed wait pass, but no more than there is. */
+        uint64_t end_ns = now_ns + ((r.end_ticks - (now_ns << EDT_TICK_SHIFT))
+                                    >> EDT_TICK_SHIFT);
+        now_ns = MAX(now_ns, end_ns - MIN(EDT_MAX_DELAY_US * 500,
+                                          end_ns - start_ns));
+    }
+    fixture_destroy(&f);
+}
+
+static void
+test_rate(void)
+{
+    static const uint64_t rates[] = {
+        1000, 10000, 1000000, 9999000, 10000000, 100000000, 1000000000,
+        UINT64_C(10000000000), UINT64_C(25000000000), UINT64_C(100000000000),
+        UINT64_C(400000000000),
+    };
+    static const uint32_t sizes[] = { 64, 65, 128, 512, 1500, 1514, 9018 };
+    static const size_t batches[] = { 1, 2, 7, 32 };
+    size_t n_rates = ARRAY_SIZE(rates) + rounds(50);
+
+    for (size_t i = 0; i < n_rates; i++) {
+        uint64_t rate = i < ARRAY_SIZE(rates) ? rates[i] : choose_rate();
+
+        for (size_t j = 0; j < ARRAY_SIZE(sizes); j++) {
+            for (size_t k = 0; k < ARRAY_SIZE(batches); k++) {
+                check_rate(rate, sizes[j], batches[k], 3000);
+            }
+        }
+    }
+}
+
+/* Random arrivals, compared with the exact model: never early, late by less
+ * than 0.1 % of the time that the meter has been busy, and within the burst
+ * bound. */
+static void
+check_random(uint64_t rate, uint64_t burst, uint64_t now_ns,
+             unsigned int n_batches)
+{
+    const bool mixed = choose(2);
+    uint32_t size = choose_frame();
+    uint64_t last_edt_ns = 0;
+    uint32_t max_size = 0;
+    struct bucket bucket = { .rate = rate, .last_ns = now_ns };
+    struct fixture f;
+    struct exact e;
+
+    fixture_init(&f, rate, burst, EDT_MAX_DELAY_US);
+    exact_init(&e, rate, burst);
+    for (unsigned int i = 0; i < n_batches; i++) {
+        size_t n = 1 + choose(MAX_N);
+        uint32_t ends[MAX_N];
+        uint32_t bytes = 0;
+        struct edt_reservation r;
+
+        for (size_t j = 0; j < n; j++) {
+            uint32_t len = mixed ? choose_frame() : size;
+
+            max_size = MAX(max_size, len);
+            ends[j] = bytes += len;
+        }
+        size_t admitted = edt_meter_reserve(&f.meter, f.p, now_ns, ends, n,
+                                            &r);
+        __int128 next = exact_next(&e, now_ns);
+
+        for (size_t j = 0; j < admitted; j++) {
+            uint32_t before = j ? ends[j - 1] : 0;
+            __int128 exact = next + before * BYTE;
+            __int128 allowed = (exact - e.busy_since) / 1000 + 2 * rate;
+            uint64_t edt_ns = edt_reservation_edt_ns(&r, f.p, now_ns, before);
+            __int128 late = (__int128) edt_ns * rate - exact;
+
+            CHECK(late >= 0, "rate %"PRIu64", burst %"PRIu64", batch %u, "
+                  "packet %"PRIuSIZE": EDT %"PRIu64" is %"PRIu64" ns early",
+                  rate, burst, i, j, edt_ns, (uint64_t) (-late / rate));
+            CHECK(late <= allowed, "rate %"PRIu64", burst %"PRIu64", batch "
+                  "%u, packet %"PRIuSIZE": EDT %"PRIu64" is %"PRIu64" ns late",
+                  rate, burst, i, j, edt_ns, (uint64_t) (late / rate));
+            CHECK(edt_ns >= last_edt_ns, "EDT %"PRIu64" after %"PRIu64,
+                  edt_ns, last_edt_ns);
+            last_edt_ns = edt_ns;
+
+            uint64_t level = bucket_add(&bucket, MAX(edt_ns, now_ns),
+                                        ends[j] - before);
+            CHECK(level <= MAX(burst, MTU) - MTU + max_size
+                           + bytes_per_ns(rate),
+                  "rate %"PRIu64", burst %"PRIu64": burst of %"PRIu64" bytes",
+                  rate, burst, level);
+        }
+        if (admitted) {
+            e.tat = next + ends[admitted - 1] * BYTE;
+        }
+
+        /* From a heavy overload to an idle meter. */
+        uint64_t batch_ns = bytes * BYTE / rate;
+        switch (choose(6)) {
+        case 0:
+            break;
+        case 1: case 2:
+            now_ns += choose(batch_ns + 1);
+            break;
+        case 3: case 4:
+            now_ns += choose(2 * batch_ns + 1);
+            break;
+        case 5:
+            now_ns += choose_log(HOUR_NS);
+            break;
+        }
+    }
+    fixture_destroy(&f);
+}
+
+static void
+test_never_early(void)
+{
+    for (unsigned int i = 0; i < rounds(10000); i++) {
+        uint64_t rate = choose_rate();
+
+        check_random(rate, choose_burst(rate, 3600),
+                     2 * HOUR_NS + choose(DAY_NS), 200);
+    }
+}
+
+/* A burst is as large as it is set, and unset it is one MTU. */
+static void
+test_burst(void)
+{
+    static const uint64_t rates[] = { 1000000, UINT64_C(8000000000) };
+    static const uint32_t sizes[] = { 64, 512, 1500, MTU };
+
+    for (size_t i = 0; i < ARRAY_SIZE(rates) * ARRAY_SIZE(sizes); i++) {
+        uint64_t rate = rates[i % ARRAY_SIZE(rates)];
+        uint32_t size = sizes[i / ARRAY_SIZE(rates)];
+
+        for (unsigned int j = 0; j < rounds(50); j++) {
+            uint64_t burst = choose_burst(rate, 1);
+            uint64_t now_ns = HOUR_NS + choose(HOUR_NS);
+            uint64_t n = 0, expected = MAX(burst, MTU) - MTU;
+            struct edt_reservation r;
+            struct fixture f;
+
+            expected = expected / size + 1;
+            fixture_init(&f, rate, burst, EDT_MAX_DELAY_US);
+            for (int k = 0; k < 2; k++) {
+                /* The second time, after a pause that is long enough. */
+                n = 0;
+                while (reserve(&f, now_ns, size, 1, &r)
+                       && edt_reservation_edt_ns(&r, f.p, now_ns, 0)
+                          <= now_ns) {
+                    n++;
+                }
+
+                /* The last one may be a tick beyond the burst. */
+                CHECK(n == expected
+                      || (n == expected - 1 && (expected - 1) * size
+                                               == MAX(burst, MTU) - MTU),
+                      "%"PRIu64" frames of %"PRIu32" bytes rather than "
+                      "%"PRIu64" in a burst of %"PRIu64" bytes", n, size,
+                      expected, burst);
+                now_ns += (n + 1) * size * UINT64_C(8000000000) / rate
+                          + MAX(burst, MTU) * UINT64_C(8000000000) / rate + 2;
+            }
+            fixture_destroy(&f);
+        }
+    }
+}
+
+/* Refusal. */
+
+/* Rates at which a byte is a whole number of ticks, some of them odd. */
+static uint64_t
+choose_exact_rate(void)
+{
+    static const uint64_t rates[] = {
+        1000, 1000000, 4194304, 8000000, 1000000000, UINT64_C(8000000000),
+        UINT64_C(25600000000), UINT64_C(65536000000), UINT64_C(327680000000),
+    };
+
+    return rates[choose(ARRAY_SIZE(rates))];
+}
+
+/* The longest wait is exact to a tick, and what is refused changes nothing. */
+static void
+test_max_delay(void)
+{
+    for (unsigned int i = 0; i < rounds(20000); i++) {
+        uint64_t rate = choose_exact_rate();
+        uint64_t byte_ticks = (UINT64_C(8000000000) << EDT_TICK_SHIFT) / rate;
+        uint64_t delay_us = choose(4) ? choose_log(EDT_MAX_DELAY_US + 1)
+                                      : EDT_MAX_DELAY_US;
+        uint64_t now_ns = choose_uptime();
+        uint64_t limit = (now_ns + delay_us * 1000) << EDT_TICK_SHIFT;
+        size_t n = 1 + choose(MAX_N);
+        uint32_t ends[MAX_N];
+        uint32_t bytes = 0;
+        struct edt_reservation r;
+        struct fixture f;
+        size_t expected;
+
+        for (size_t j = 0; j < n; j++) {
+            ends[j] = bytes += choose_frame();
+        }
+
+        /* Let the first 'j' packets be those that are just not too late, or
+         * are too late by a tick, or by something. */
+        size_t j = choose(n);
+        uint64_t tat = limit - (j ? ends[j - 1] : 0) * byte_ticks
+                       + (choose(2) ? choose(2) : choose(3 * MTU) * byte_ticks)
+                       - choose(2) * choose(100);
+        uint64_t base = (int64_t) (tat - (now_ns << EDT_TICK_SHIFT)) > 0
+                        ? tat : now_ns << EDT_TICK_SHIFT;
+
+        for (expected = 0; expected < n; expected++) {
+            uint32_t before = expected ? ends[expected - 1] : 0;
+
+            if ((int64_t) (base + before * byte_ticks - limit) > 0) {
+                break;
+            }
+        }
+
+        fixture_init(&f, rate, 0, delay_us);
+        atomic_store_relaxed(&f.meter.tat_ticks, tat);
+        size_t admitted = edt_meter_reserve(&f.meter, f.p, now_ns, ends, n,
+                                            &r);
+        CHECK(admitted == expected, "%"PRIuSIZE" of %"PRIuSIZE" packets "
+              "admitted rather than %"PRIuSIZE" at %"PRIu64" bit/s",
+              admitted, n, expected, rate);
+        if (admitted) {
+            uint64_t end = base + ends[admitted - 1] * byte_ticks;
+
+            CHECK(r.base_ticks == base && r.end_ticks == end
+                  && get_tat(&f) == end, "reserved %"PRIu64" to %"PRIu64
+                  " rather than %"PRIu64" to %"PRIu64, r.base_ticks,
+                  r.end_ticks, base, end);
+        } else {
+            CHECK(get_tat(&f) == tat, "refused packets moved the schedule");
+        }
+
+        /* At the same time, nothing more is admitted. */
+        if (admitted < n) {
+            CHECK(!edt_meter_reserve(&f.meter, f.p, now_ns,
+                                     &(uint32_t) { MTU }, 1, &r),
+                  "packet admitted after another one was refused");
+        }
+        fixture_destroy(&f);
+    }
+}
+
+/* Refund. */
+
+/* Tail refunds leave the schedule exactly as it would have been. */
+static void
+test_refund_tail(void)
+{
+    for (unsigned int i = 0; i < rounds(300); i++) {
+        uint64_t rate = choose_rate();
+        uint64_t burst = choose_burst(rate, 3600);
+        uint64_t delay_us = choose_log(EDT_MAX_DELAY_US) + 1;
+        uint64_t now_ns = 2 * HOUR_NS + choose(DAY_NS);
+        struct fixture f[2];
+
+        fixture_init(&f[0], rate, burst, delay_us);
+        fixture_init(&f[1], rate, burst, delay_us);
+        for (unsigned int j = 0; j < 100; j++) {
+            struct edt_reservation r[2] = { { 0, 0 }, { 0, 0 } };
+            size_t n = 1 + choose(MAX_N);
+            uint32_t ends[MAX_N];
+            uint32_t bytes = 0;
+
+            for (size_t k = 0; k < n; k++) {
+                ends[k] = bytes += choose_frame();
+            }
+
+            size_t admitted = edt_meter_reserve(&f[0].meter, f[0].p, now_ns,
+                                                ends, n, &r[0]);
+            size_t kept = choose(admitted + 1);
+
+            if (kept < admitted) {
+                uint32_t kept_bytes = kept ? ends[kept - 1] : 0;
+
+                edt_meter_refund(&f[0].meter, f[0].p, &r[0], kept_bytes,
+                                 ends[admitted - 1] - kept_bytes, true);
+            }
+            if (kept) {
+                CHECK(edt_meter_reserve(&f[1].meter, f[1].p, now_ns, ends,
+                                        kept, &r[1]) == kept
+                      && r[0].base_ticks == r[1].base_ticks,
+                      "refunded meter differs from one that never saw the "
+                      "packets");
+                CHECK(get_tat(&f[0]) == get_tat(&f[1]),
+                      "schedule at %"PRIu64" after a refund rather than "
+                      "%"PRIu64, get_tat(&f[0]), get_tat(&f[1]));
+            }
+            now_ns += choose(2 * (uint64_t) (bytes * BYTE / rate) + 2);
+        }
+        fixture_destroy(&f[0]);
+        fixture_destroy(&f[1]);
+    }
+}
+
+/* Refunds keep the rate when other reservations come between: as long as there
+ * is a backlog, the schedule advances by what was kept. */
+static void
+test_refund_interleaved(void)
+{
+    for (unsigned int i = 0; i < rounds(300); i++) {
+        uint64_t rate = choose_rate();
+        uint64_t now_ns = choose_uptime();
+        uint64_t start_ns = now_ns;
+        uint64_t kept_bytes = 0;
+        struct fixture f;
+        uint64_t tat = 0;
+
+        fixture_init(&f, rate, 0, EDT_MAX_DELAY_US);
+        for (unsigned int j = 0; j < 300; j++) {
+            struct edt_reservation r[4];
+            uint32_t bytes[ARRAY_SIZE(r)];
+            size_t n = 1 + choose(ARRAY_SIZE(r));
+            bool admitted[ARRAY_SIZE(r)];
+
+            for (size_t k = 0; k < n; k++) {
+                bytes[k] = choose_frame();
+                admitted[k] = edt_meter_reserve(&f.meter, f.p, now_ns,
+                                                &bytes[k], 1, &r[k]);
+                kept_bytes += admitted[k] ? bytes[k] : 0;
+            }
+            for (size_t k = 0; k < n; k++) {
+                uint32_t refunded = choose(2) ? choose(bytes[k] + 1) : 0;
+
+                if (admitted[k] && refunded) {
+                    edt_meter_refund(&f.meter, f.p, &r[k],
+                                     bytes[k] - refunded, refunded, choose(2));
+                    kept_bytes -= refunded;
+                }
+            }
+
+            /* Keep the backlog.  All that counts is what was kept. */
+            tat = get_tat(&f) - (start_ns << EDT_TICK_SHIFT);
+            now_ns = start_ns + (tat >> EDT_TICK_SHIFT);
+        }
+        uint64_t expected = (kept_bytes * BYTE << EDT_TICK_SHIFT) / rate;
+
+        CHECK(tat <= expected + expected / 1000
+              && tat >= expected - expected / 1000,
+              "%"PRIu64" bytes kept take %"PRIu64" ticks rather than %"PRIu64
+              " at %"PRIu64" bit/s", kept_bytes, tat, expected, rate);
+
+        /* What is given back late, when the meter has long been idle, is no
+         * credit. */
+        struct edt_reservation r;
+
+        now_ns += HOUR_NS;
+        CHECK(reserve(&f, now_ns, MTU, 1, &r) == 1, "idle meter refuses");
+        now_ns += HOUR_NS;
+        edt_meter_refund(&f.meter, f.p, &r, 0, MTU, choose(2));
+        CHECK(reserve(&f, now_ns, MTU, 1, &r) == 1
+              && edt_reservation_edt_ns(&r, f.p, now_ns, 0) == now_ns,
+              "refund became credit");
+        fixture_destroy(&f);
+    }
+}
+
+/* Stamping with several meters. */
+
+#define N_LINKS EDT_CHAIN_MAX
+
+static struct dp_packet *
+packet_new(uint32_t size)
+{
+    struct dp_packet *packet = dp_packet_new(size);
+
+    dp_packet_put_zeros(packet, size);
+    pkt_metadata_init(&packet->md, ODPP_NONE);
+    return packet;
+}
+
+/* A list of 'n' meter actions. */
+static struct nlattr *
+actions_init(struct ofpbuf *actions, size_t n)
+{
+    ofpbuf_init(actions, 0);
+    for (size_t i = 0; i < n; i++) {
+        nl_msg_put_u32(actions, OVS_ACTION_ATTR_METER, i);
+    }
+    return actions->data;
+}
+
+/* Makes 'batch' pass the meters. */
+static void
+run_meters(struct fixture *meters, size_t n, struct nlattr *actions,
+           struct dp_packet_batch *batch, uint64_t now_ns,
+           struct edt_stamp_result *results)
+{
+    struct edt_chain chain = { .n = 0 };
+    struct nlattr *a = actions;
+
+    for (size_t i = 0; i < n; i++) {
+        edt_chain_begin(&chain, a, batch);
+        edt_stamp_batch(&chain, &meters[i].meter, meters[i].p, 10 + i, batch,
+                        now_ns, &results[i]);
+        edt_chain_end(&chain, a, batch);
+        a = nl_attr_next(a);
+    }
+}
+
+/* 1 to 4 meters in a row: a packet has the latest of their EDTs, and each
+ * meter's schedule has advanced by the packets that passed all of them. */
+static void
+test_chain(void)
+{
+    for (unsigned int i = 0; i < rounds(500); i++) {
+        size_t n_meters = 1 + choose(N_LINKS);
+        uint64_t now_ns = choose_uptime();
+        struct fixture f[N_LINKS], twin[N_LINKS];
+        struct ofpbuf buf;
+        struct nlattr *actions = actions_init(&buf, n_meters);
+
+        for (size_t j = 0; j < n_meters; j++) {
+            uint64_t rate = 1000000 + choose_log(UINT64_C(100000000000));
+            uint64_t delay_us = choose_log(100000);
+
+            fixture_init(&f[j], rate, 0, delay_us);
+            fixture_init(&twin[j], rate, 0, EDT_MAX_DELAY_US);
+        }
+        for (unsigned int j = 0; j < 50; j++) {
+            struct edt_stamp_result results[N_LINKS];
+            size_t n = 1 + choose(MAX_N);
+            uint32_t ends[MAX_N];
+            uint32_t bytes = 0;
+            struct dp_packet_batch batch;
+            struct edt_reservation r[N_LINKS];
+
+            dp_packet_batch_init(&batch);
+            for (size_t k = 0; k < n; k++) {
+                uint32_t size = choose_frame();
+
+                ends[k] = bytes += size;
+                dp_packet_batch_add(&batch, packet_new(size));
+            }
+            run_meters(f, n_meters, actions, &batch, now_ns, results);
+
+            size_t left = n;
+            for (size_t k = 0; k < n_meters; k++) {
+                CHECK(results[k].n_packets == left
+                      && results[k].n_bytes == (left ? ends[left - 1] : 0)
+                      && results[k].n_dropped <= left, "wrong result");
+                left -= results[k].n_dropped;
+                CHECK(results[k].n_bytes - results[k].n_dropped_bytes
+                      == (left ? ends[left - 1] : 0), "wrong bytes dropped");
+            }
+            CHECK(left == dp_packet_batch_size(&batch), "wrong batch size");
+
+            for (size_t k = 0; left && k < n_meters; k++) {
+                CHECK(edt_meter_reserve(&twin[k].meter, twin[k].p, now_ns,
+                                        ends, left, &r[k]) == left,
+                      "a packet was admitted that would be too late");
+                CHECK(get_tat(&f[k]) == get_tat(&twin[k]),
+                      "meter %"PRIuSIZE" of %"PRIuSIZE" is at %"PRIu64" rather"
+                      " than %"PRIu64, k, n_meters, get_tat(&f[k]),
+                      get_tat(&twin[k]));
+            }
+            for (size_t k = 0; k < left; k++) {
+                const struct edt_stamp *stamp = &batch.packets[k]->md.edt;
+                uint64_t edt_ns = 0;
+                uint32_t gap_ns = 0;
+
+                for (size_t m = 0; m < n_meters; m++) {
+                    uint64_t t = edt_reservation_edt_ns(&r[m], f[m].p, now_ns,
+                                                        k ? ends[k - 1] : 0);
+
+                    if (t > edt_ns) {
+                        edt_ns = t;
+                        gap_ns = f[m].p->gap_ns;
+                    }
+                }
+                CHECK(stamp->edt_ns == edt_ns && stamp->gap_ns == gap_ns
+                      && stamp->first_meter == 10
+                      && stamp->last_meter == 10 + n_meters - 1,
+                      "stamped with EDT %"PRIu64", gap %"PRIu32", meters "
+                      "%"PRIu32" to %"PRIu32" rather than %"PRIu64", %"PRIu32,
+                      stamp->edt_ns, stamp->gap_ns, stamp->first_meter,
+                      stamp->last_meter, edt_ns, gap_ns);
+            }
+            dp_packet_delete_batch(&batch, true);
+            now_ns += choose_log(100000000);
+        }
+        for (size_t j = 0; j < n_meters; j++) {
+            fixture_destroy(&f[j]);
+            fixture_destroy(&twin[j]);
+        }
+        ofpbuf_uninit(&buf);
+    }
+}
+
+/* A VM is limited to 300 Mbit/s, destination X to 50.  Floods to X and another
+ * destination get 50 and 250: what X's meter refuses does not count at the
+ * VM's. */
+static void
+test_refused_is_free(void)
+{
+    const uint64_t start_ns = DAY_NS;
+    const uint64_t duration_ns = UINT64_C(2000000000);
+    struct fixture f[2];
+    struct ofpbuf buf;
+    struct nlattr *actions = actions_init(&buf, 2);
+    uint64_t bytes[2] = { 0, 0 };
+
+    fixture_init(&f[0], 300000000, 0, 50000);
+    fixture_init(&f[1], 50000000, 0, 50000);
+    for (uint64_t t = 0; t < duration_ns; t += 50000 + choose(100000)) {
+        int first = choose(2);
+
+        for (int i = 0; i < 2; i++) {
+            struct edt_stamp_result results[2];
+            struct dp_packet_batch batch;
+            struct dp_packet *packet;
+            bool x = i == first;
+
+            dp_packet_batch_init(&batch);
+            for (int j = 0; j < 4; j++) {
+                dp_packet_batch_add(&batch, packet_new(MTU));
+            }
+            run_meters(f, x ? 2 : 1, actions, &batch, start_ns + t, results);
+            DP_PACKET_BATCH_FOR_EACH (j, packet, &batch) {
+                bytes[x] += dp_packet_size(packet);
+            }
+            dp_packet_delete_batch(&batch, true);
+        }
+    }
+
+    /* What waits at the end is up to 50 ms' worth. */
+    uint64_t rate[2];
+    for (int i = 0; i < 2; i++) {
+        rate[i] = bytes[i] * 8 / (duration_ns / 1000);
+    }
+    CHECK(rate[1] >= 49 && rate[1] <= 52 && rate[0] >= 245 && rate[0] <= 260,
+          "%"PRIu64" Mbit/s to X and %"PRIu64" to the others", rate[1],
+          rate[0]);
+    fixture_destroy(&f[0]);
+    fixture_destroy(&f[1]);
+    ofpbuf_uninit(&buf);
+}
+
+/* Parameters that change in place. */
+
+static void
+test_change(void)
+{
+    for (unsigned int i = 0; i < rounds(500); i++) {
+        uint64_t now_ns = choose_uptime();
+        uint64_t rate = choose_rate();
+        struct edt_reservation r;
+        struct bucket bucket;
+        struct fixture f;
+
+        fixture_init(&f, rate, 0, EDT_MAX_DELAY_US);
+        for (unsigned int j = 0; j < 30; j++) {
+            uint64_t new_rate = choose_rate();
+            uint64_t burst = choose(2) ? choose_log(new_rate / 8) : 0;
+            uint64_t tat = 0;
+            size_t n;
+
+            /* A backlog, almost always. */
+            for (unsigned int k = 0; k < 20; k++) {
+                n = reserve(&f, now_ns, MTU, 1 + choose(MAX_N), &r);
+                tat = get_tat(&f);
+                if (!n) {
+                    break;
+                }
+            }
+
+            /* The change alone changes nothing. */
+            if (choose(5)) {
+                fixture_set_params(&f, new_rate, burst, EDT_MAX_DELAY_US);
+            } else {
+                edt_meter_set_params(&f.meter, NULL);
+                CHECK(!edt_meter_params(&f.meter), "not without parameters");
+                fixture_set_params(&f, new_rate, burst, EDT_MAX_DELAY_US);
+            }
+            CHECK(get_tat(&f) == tat, "schedule jumped from %"PRIu64" to "
+                  "%"PRIu64, tat, get_tat(&f));
+
+            /* The backlog goes on where it would have, no earlier, and at the
+             * new rate. */
+            uint64_t wait_ns = (tat - (now_ns << EDT_TICK_SHIFT)
+                                + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT;
+            if ((int64_t) (tat - (now_ns << EDT_TICK_SHIFT)) >= 0) {
+                n = reserve(&f, now_ns, MTU, 2, &r);
+                CHECK(!n == (wait_ns > EDT_MAX_DELAY_US * 1000),
+                      "wait of %"PRIu64" ns %s", wait_ns,
+                      n ? "allowed" : "refused");
+                if (n) {
+                    CHECK(r.base_ticks == tat, "reserved from %"PRIu64
+                          " rather than %"PRIu64, r.base_ticks, tat);
+                }
+                if (n == 2) {
+                    uint64_t gap = edt_reservation_edt_ns(&r, f.p, now_ns, MTU)
+                                   - edt_reservation_edt_ns(&r, f.p, now_ns,
+                                                            0);
+                    uint64_t exact = MTU * BYTE / new_rate;
+
+                    CHECK(gap + 2 + exact / 1000 >= exact
+                          && gap <= exact + 2 + exact / 1000,
+                          "gap of %"PRIu64" ns at %"PRIu64" bit/s", gap,
+                          new_rate);
+                }
+            }
+
+            /* What leaves from then on keeps to the new rate and burst. */
+            now_ns += wait_ns;
+            bucket = (struct bucket) { .rate = new_rate, .last_ns = now_ns };
+            for (unsigned int k = 0; k < 50; k++) {
+                n = reserve(&f, now_ns, 1000, 1 + choose(MAX_N), &r);
+                for (size_t m = 0; m < n; m++) {
+                    uint64_t edt_ns = edt_reservation_edt_ns(&r, f.p, now_ns,
+                                                             1000 * m);
+                    uint64_t level = bucket_add(&bucket, MAX(edt_ns, now_ns),
+                                                1000);
+
+                    CHECK(level <= MAX(burst, MTU) + bytes_per_ns(new_rate),
+                          "burst of %"PRIu64" bytes after a change to %"PRIu64
+                          " bit/s, burst %"PRIu64, level, new_rate, burst);
+                }
+                now_ns += choose(20 * (uint64_t) (1000 * BYTE / new_rate));
+            }
+            now_ns = MAX(now_ns, bucket.last_ns);
+        }
+        fixture_destroy(&f);
+    }
+}
+
+/* Time that wraps around. */
+
+static void
+test_wrap(void)
+{
+    /* Through the wrap-around and through its half, under load. */
+    for (unsigned int i = 0; i < rounds(300); i++) {
+        uint64_t rate = choose_rate();
+        uint64_t at_ns = (1 + choose(4)) * (WRAP_NS / 2);
+        uint64_t burst = choose_burst(rate, 60);
+
+        check_random(rate, burst,
+                     at_ns - choose_log(100 * MTU * BYTE / rate), 200);
+    }
+
+    /* A meter that has been idle for long is an idle meter. */
+    for (unsigned int i = 0; i < rounds(20000); i++) {
+        uint64_t rate = choose_rate();
+        uint64_t burst = choose(2) ? choose_burst(rate, 60) : 0;
+        uint64_t now_ns = choose_uptime();
+        struct edt_reservation r;
+        struct fixture f;
+
+        fixture_init(&f, rate, burst, choose_log(EDT_MAX_DELAY_US));
+        reserve(&f, now_ns, choose_frame(), 1 + choose(MAX_N), &r);
+        for (unsigned int j = 0; j < 3; j++) {
+            now_ns += HOUR_NS + choose(WRAP_NS - STALE_NS - 20 * HOUR_NS);
+            CHECK(reserve(&f, now_ns, MTU, 1, &r) == 1, "refused at %"PRIu64,
+                  now_ns);
+
+            uint64_t edt_ns = edt_reservation_edt_ns(&r, f.p, now_ns, 0);
+            uint64_t tolerance_ns = burst > MTU
+                                    ? (burst - MTU) * BYTE / rate : 0;
+            CHECK(edt_ns <= now_ns && edt_ns >= now_ns - tolerance_ns,
+                  "EDT of an idle meter is %"PRIu64" at %"PRIu64, edt_ns,
+                  now_ns);
+        }
+        fixture_destroy(&f);
+    }
+}
+
+/* A meter that has never been used is idle whenever it is created. */
+static void
+test_created_late(void)
+{
+    for (uint64_t now_ns = HOUR_NS; now_ns < 5 * WRAP_NS / 2;
+         now_ns += HOUR_NS) {
+        struct edt_reservation r;
+        struct fixture f;
+
+        fixture_init(&f, 1000000, 0, 50000);
+        CHECK(reserve(&f, now_ns, MTU, 1, &r) == 1, "meter that was created "
+              "after %"PRIu64" hours refuses its first packet",
+              now_ns / HOUR_NS);
+        CHECK(edt_reservation_edt_ns(&r, f.p, now_ns, 0) == now_ns,
+              "first EDT of a meter created after %"PRIu64" hours is "
+              "%"PRId64" ns ahead", now_ns / HOUR_NS,
+              edt_reservation_edt_ns(&r, f.p, now_ns, 0) - now_ns);
+        fixture_destroy(&f);
+
+        fixture_init(&f, 1000000, 0, 50000);
+        uint64_t start = edt_meter_pace_start(&f.meter, f.p, now_ns, 0);
+        CHECK(start == now_ns << EDT_TICK_SHIFT, "pace that was created after "
+              "%"PRIu64" hours starts %"PRId64" ticks ahead",
+              now_ns / HOUR_NS, start - (now_ns << EDT_TICK_SHIFT));
+        edt_meter_charge(&f.meter, start, edt_cost(f.p, MTU));
+        CHECK(get_tat(&f) == start + edt_cost(f.p, MTU),
+              "first charge of a pace created after %"PRIu64" hours leads "
+              "to %"PRIu64, now_ns / HOUR_NS, get_tat(&f));
+        fixture_destroy(&f);
+    }
+}
+
+/* Pacing at departure. */
+
+/* Sends as many packets as 'f' allows and as there are.  Returns the bytes. */
+static uint64_t
+pace(struct fixture *f, uint64_t now_ns, uint64_t catch_up_ns,
+     uint64_t *n_packets, bool *backlogged)
+{
+    uint64_t now = now_ns << EDT_TICK_SHIFT;
+    uint64_t start = edt_meter_pace_start(&f->meter, f->p, now_ns,
+                                          *backlogged ? catch_up_ns : 0);
+    uint64_t cost = 0, bytes = 0;
+
+    while (*n_packets && (int64_t) (start + cost - now) <= 0) {
+        uint32_t size = choose_frame();
+
+        cost += edt_cost(f->p, size);
+        bytes += size;
+        *n_packets -= 1;
+    }
+    if (cost) {
+        edt_meter_charge(&f->meter, start, cost);
+    }
+    *backlogged = *n_packets > 0;
+    return bytes;
+}
+
+static void
+test_pace(void)
+{
+    const uint32_t max_frame = 9018;
+
+    for (unsigned int i = 0; i < rounds(60); i++) {
+        uint64_t rate = choose_rate();
+        uint64_t burst = choose(2) ? choose_burst(rate, 1) : 0;
+        uint64_t catch_up_ns = 1 + choose_log(10000000);
+        uint64_t now_ns = choose_uptime();
+        uint64_t n_packets, bytes = 0, allowed;
+        bool backlogged = false;
+        struct fixture f;
+
+        /* At least 1,000 gaps, or polls. */
+        uint64_t gap_ns = max_frame * BYTE / rate;
+        uint64_t duration_ns = MAX(3000 * gap_ns, 3000 * catch_up_ns);
+
+        /* Polled often enough, the rate is exact. */
+        fixture_init(&f, rate, burst, 0);
+        n_packets = 1;
+        pace(&f, now_ns, catch_up_ns, &n_packets, &backlogged);
+        CHECK(!n_packets, "first packet has to wait");
+        n_packets = UINT64_MAX;
+        backlogged = true;
+        uint64_t start_ns = now_ns;
+        uint64_t start_tat = get_tat(&f);
+        while (now_ns < start_ns + duration_ns) {
+            now_ns += 1 + choose(catch_up_ns);
+            if (gap_ns > 100 * catch_up_ns) {
+                /* Slow: go to where something may happen. */
+                uint64_t t = edt_meter_pace_start(&f.meter, f.p, now_ns,
+                                                  catch_up_ns)
+                             - (now_ns << EDT_TICK_SHIFT);
+
+                if ((int64_t) t > 0) {
+                    now_ns += (t >> EDT_TICK_SHIFT) + choose(catch_up_ns);
+                }
+            }
+            bytes += pace(&f, now_ns, catch_up_ns, &n_packets, &backlogged);
+        }
+        uint64_t exact = (__int128) (now_ns - start_ns) * rate / BYTE;
+        allowed = exact / 1000 + MAX(burst, MTU) + 2 * max_frame
+                  + (__int128) catch_up_ns * rate / BYTE;
+        CHECK(bytes <= exact + allowed && bytes + allowed >= exact,
+              "%"PRIu64" bytes rather than %"PRIu64" in %"PRIu64" ns",
+              bytes, exact, now_ns - start_ns);
+        __int128 ticks = get_tat(&f) - start_tat;
+        __int128 exact_ticks = (bytes * BYTE << EDT_TICK_SHIFT) / rate;
+        CHECK(ticks <= exact_ticks + exact_ticks / 1000
+              && ticks >= exact_ticks - exact_ticks / 1000,
+              "%"PRIu64" bytes are booked with %"PRIu64" ticks rather than "
+              "%"PRIu64, bytes, (uint64_t) ticks, (uint64_t) exact_ticks);
+
+        /* A stall is caught up on for 'catch_up_ns' at most... */
+        now_ns += duration_ns;
+        bytes = pace(&f, now_ns, catch_up_ns, &n_packets, &backlogged);
+        allowed = MAX((uint64_t) ((__int128) catch_up_ns * rate / BYTE),
+                      MAX(burst, MTU) - MTU) + max_frame
+                  + bytes_per_ns(rate);
+        CHECK(bytes <= allowed, "%"PRIu64" bytes at once after a stall, with "
+              "%"PRIu64" ns to catch up on", bytes, catch_up_ns);
+
+        /* ...and an idle pace gains no more than its burst. */
+        uint64_t late_ns = 10 * catch_up_ns + 2 * gap_ns;
+
+        n_packets = 1;
+        now_ns += late_ns + (MAX(burst, MTU) + max_frame) * BYTE / rate;
+        pace(&f, now_ns, catch_up_ns, &n_packets, &backlogged);
+        CHECK(!backlogged, "idle, but has to wait");
+        now_ns += late_ns + (MAX(burst, MTU) + max_frame) * BYTE / rate;
+        n_packets = UINT64_MAX;
+        bytes = pace(&f, now_ns, catch_up_ns, &n_packets, &backlogged);
+        allowed = MAX(burst, MTU) - MTU + max_frame + bytes_per_ns(rate);
+        CHECK(bytes <= allowed, "%"PRIu64" bytes at once after a pause, burst "
+              "%"PRIu64, bytes, burst);
+        fixture_destroy(&f);
+    }
+}
+
+/* Threads. */
+
+#define N_THREADS 8
+#define N_RESERVATIONS 20000
+
+struct thread_aux {
+    struct fixture *f;
+    atomic_uint64_t *now_ns;
+    bool refund;
+    uint32_t seed;
+    uint64_t kept_bytes;
+    size_t n;
+    struct edt_reservation reservations[N_RESERVATIONS];
+};
+
+static void *
+thread_main(void *aux_)
+{
+    struct thread_aux *aux = aux_;
+    struct fixture *f = aux->f;
+
+    random_set_seed(aux->seed);
+    for (unsigned int i = 0; i < N_RESERVATIONS; i++) {
+        struct edt_reservation *r = &aux->reservations[aux->n];
+        size_t n = 1 + choose(MAX_N);
+        uint32_t ends[MAX_N];
+        uint32_t bytes = 0;
+        uint64_t now_ns;
+
+        for (size_t j = 0; j < n; j++) {
+            ends[j] = bytes += choose_frame();
+        }
+
+        /* All threads together advance the time by less than what they ask
+         * for takes, mostly. */
+        atomic_add_relaxed(aux->now_ns, choose(i % 4096 ? 3000 : 10000000),
+                           &now_ns);
+        n = edt_meter_reserve(&f->meter, f->p, now_ns, ends, n, r);
+        if (!n) {
+            continue;
+        }
+        aux->n++;
+        aux->kept_bytes += ends[n - 1];
+        if (aux->refund && choose(3) == 0) {
+            size_t kept = choose(n);
+            uint32_t kept_bytes = kept ? ends[kept - 1] : 0;
+            uint32_t refunded = ends[n - 1] - kept_bytes;
+
+            edt_meter_refund(&f->meter, f->p, r, kept_bytes, refunded,
+                             choose(2));
+            aux->kept_bytes -= refunded;
+        }
+    }
+    return NULL;
+}
+
+static int
+compare_reservations(const void *a_, const void *b_)
+{
+    const struct edt_reservation *a = a_;
+    const struct edt_reservation *b = b_;
+
+    return a->base_ticks < b->base_ticks ? -1 : a->base_ticks > b->base_ticks;
+}
+
+static void
+test_threads(void)
+{
+    const uint64_t start_ns = DAY_NS;
+    struct thread_aux *aux = xcalloc(N_THREADS, sizeof *aux);
+    struct edt_reservation *all
+        = xcalloc(N_THREADS * N_RESERVATIONS, sizeof *all);
+
+    for (unsigned int i = 0; i < rounds(6); i++) {
+        uint64_t rate = UINT64_C(10000000000) << (i / 2 % 3);
+        uint64_t kept_bytes = 0, last_ns;
+        pthread_t threads[N_THREADS];
+        atomic_uint64_t now_ns;
+        struct fixture f;
+        size_t n = 0;
+
+        atomic_init(&now_ns, start_ns);
+        fixture_init(&f, rate, 0, 50000);
+        for (unsigned int j = 0; j < N_THREADS; j++) {
+            aux[j].f = &f;
+            aux[j].now_ns = &now_ns;
+            aux[j].refund = i % 2;
+            aux[j].seed = random_uint32() | 1;
+            aux[j].kept_bytes = aux[j].n = 0;
+            threads[j] = ovs_thread_create("meter", thread_main, &aux[j]);
+        }
+        for (unsigned int j = 0; j < N_THREADS; j++) {
+            xpthread_join(threads[j], NULL);
+            memcpy(&all[n], aux[j].reservations,
+                   aux[j].n * sizeof *all);
+            n += aux[j].n;
+            kept_bytes += aux[j].kept_bytes;
+        }
+        atomic_read_relaxed(&now_ns, &last_ns);
+
+        /* No more than the rate and the longest wait allow. */
+        uint64_t limit_ns = last_ns - start_ns + 50000000
+                            + MAX_N * 9018 * BYTE / rate;
+        uint64_t limit = (__int128) limit_ns * rate / BYTE;
+        CHECK(kept_bytes <= limit + limit / 1000 + MTU,
+              "%"PRIu64" bytes released in %"PRIu64" ns", kept_bytes,
+              last_ns - start_ns);
+
+        /* The schedule has advanced by what was kept, at least. */
+        __int128 exact = (kept_bytes * BYTE << EDT_TICK_SHIFT) / rate;
+        __int128 advanced = get_tat(&f) - (start_ns << EDT_TICK_SHIFT);
+        CHECK(advanced >= exact - exact / 1000 - 1,
+              "%"PRIu64" bytes released, but the schedule has only advanced "
+              "by %"PRIu64" ticks", kept_bytes, (uint64_t) advanced);
+
+        /* Without refunds, no two reservations overlap. */
+        if (!(i % 2)) {
+            qsort(all, n, sizeof *all, compare_reservations);
+            for (size_t j = 1; j < n; j++) {
+                CHECK(all[j].base_ticks >= all[j - 1].end_ticks,
+                      "%"PRIu64" to %"PRIu64" reserved, and from %"PRIu64,
+                      all[j - 1].base_ticks, all[j - 1].end_ticks,
+                      all[j].base_ticks);
+            }
+        }
+        fixture_destroy(&f);
+    }
+    free(all);
+    free(aux);
+}
+
+static const struct test {
+    const char *name;
+    void (*run)(void);
+} tests[] = {
+    { "params", test_params },
+    { "rate", test_rate },
+    { "never-early", test_never_early },
+    { "burst", test_burst },
+    { "max-delay", test_max_delay },
+    { "refund-tail", test_refund_tail },
+    { "refund-interleaved", test_refund_interleaved },
+    { "chain", test_chain },
+    { "refused-is-free", test_refused_is_free },
+    { "change", test_change },
+    { "wrap", test_wrap },
+    { "created-late", test_created_late },
+    { "pace", test_pace },
+    { "threads", test_threads },
+};
+
+static void OVS_NO_RETURN
+usage(FILE *stream, const char *name, int status)
+{
+    fprintf(stream, "usage: %s [--seed=N] [--iterations=N] [TEST]...\n"
+            "Tests (all if none is named):\n", name);
+    for (size_t i = 0; i < ARRAY_SIZE(tests); i++) {
+        fprintf(stream, "    %s\n", tests[i].name);
+    }
+    exit(status);
+}
+
+static void
+run_test(const struct test *test)
+{
+    printf("%s\n", test->name);
+    fflush(stdout);
+    test_name = test->name;
+    random_set_seed(seed);
+    test->run();
+}
+
+int
+main(int argc, char *argv[])
+{
+    static const struct option options[] = {
+        { "seed", required_argument, NULL, 's' },
+        { "iterations", required_argument, NULL, 'i' },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
+    };
+    int option;
+
+    while ((option = getopt_long(argc, argv, "s:i:h", options, NULL)) != -1) {
+        switch (option) {
+        case 's':
+            seed = strtoul(optarg, NULL, 0);
+            CHECK(seed, "--seed must not be 0");
+            break;
+        case 'i':
+            iterations = strtoul(optarg, NULL, 0);
+            break;
+        case 'h':
+            usage(stdout, argv[0], EXIT_SUCCESS);
+        default:
+            usage(stderr, argv[0], 2);
+        }
+    }
+
+    if (optind == argc) {
+        for (size_t i = 0; i < ARRAY_SIZE(tests); i++) {
+            run_test(&tests[i]);
+        }
+    }
+    for (; optind < argc; optind++) {
+        size_t i;
+
+        for (i = 0; i < ARRAY_SIZE(tests); i++) {
+            if (!strcmp(argv[optind], tests[i].name)) {
+                run_test(&tests[i]);
+                break;
+            }
+        }
+        if (i == ARRAY_SIZE(tests)) {
+            usage(stderr, argv[0], 2);
+        }
+    }
+    return 0;
+}
