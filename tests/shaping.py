@@ -118,7 +118,8 @@ class Reference:
 
     def __init__(self, bed: Testbed):
         self.recorder = bed.recorder("ref")
-        self.source = bed.source("refsrc", [FlowSpec(900, dst_ip="10.79.0.1", frame_size=64)],
+        self.source = bed.source("refsrc", [FlowSpec(900, dst_mac="02:fb:00:02:00:99",
+                                                     dst_ip="10.79.0.1", frame_size=64)],
                                  rate=2 * self.RATE)
         bed.ovs.set_qos("ref", "flowbundler", max_granularity=1024)
         bed.ovs.set_meter(bed.bridge, REFERENCE_METER, self.RATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -91,7 +92,8 @@ class IperfTcp:
     def __init__(self, src: Host, dst: Host, *, seconds: float,
                  port: int = 5201, streams: int = 1, interval: float = 0.5,
                  extra: tuple[str, ...] = ()):
-        self.src, self.dst, self.seconds = src, dst, seconds
+        # iperf3 takes whole seconds only, and would round down.
+        self.src, self.dst, self.seconds = src, dst, math.ceil(seconds)
         cpus = src.cpus
         self._client: Background | None = None
         self._server = dst.ns.spawn(
@@ -103,7 +105,7 @@ class IperfTcp:
             self.started = time.monotonic()
             self._client = src.ns.spawn(
                 "iperf3", "--client", dst.ip, "--json", "--port", str(port),
-                "--time", f"{seconds:g}", "--interval", str(interval),
+                "--time", str(self.seconds), "--interval", str(interval),
                 "--parallel", str(streams), *extra,
                 name=f"iperf3 client {src.name}", cpus=cpus)
         except BaseException:
