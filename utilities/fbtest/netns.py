@@ -183,7 +183,7 @@ def our_names(pid: int | None = None) -> list[str]:
 
     Only those of process `pid` if given.
     """
-    names = os.listdir("/sys/class/net")
+    names = list(link_counters())
     with contextlib.suppress(FileNotFoundError):
         names += os.listdir("/run/netns")
     return sorted(
