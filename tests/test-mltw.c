@@ -382,6 +382,8 @@ test_flush(void)
 
 struct sim_flow {
     uint64_t gap_ns;            /* Between two packets. */
+    uint64_t mtu_gap_ns;        /* Between two of full size, if that differs
+                                 * from 'gap_ns', otherwise 0. */
     uint64_t edt_ns;            /* Of the next packet to be added. */
     unsigned int level;
     unsigned int n_added;
@@ -423,7 +425,9 @@ sim_init(struct sim *sim, struct mltw *wheel, struct sim_flow *flows,
         .backlog = backlog,
     };
     for (unsigned int i = 0; i < n_flows; i++) {
-        flows[i].level = mltw_level(wheel, flows[i].gap_ns);
+        flows[i].level = mltw_level(wheel, (flows[i].mtu_gap_ns
+                                            ? flows[i].mtu_gap_ns
+                                            : flows[i].gap_ns));
         sim_fill(sim, i);
     }
 }
@@ -646,15 +650,21 @@ static void
 test_slot_order(void)
 {
     /* Slots were filled at the head, which reversed packets of a flow that had
-     * two in one slot: at a constant rate, and with a backlog that is deeper
-     * than the wheel. */
-    static const uint16_t mbps[] = { 100, 1000, 8000, 10000, 25000, 60000 };
+     * two in one slot: small ones, or any where the gap is below the minimum
+     * granularity, at a constant rate, and with a backlog that is deeper than
+     * the wheel. */
+    static const uint32_t mbps[] = { 100, 1000, 8000, 25000, 60000, 400000 };
+    static const uint16_t sizes[] = { 64, 512, 1000, 1500 };
 
-    for (size_t i = 0; i < ARRAY_SIZE(mbps); i++) {
-        for (unsigned int backlog = 8; backlog <= 1024; backlog *= 2) {
+    for (size_t i = 0; i < ARRAY_SIZE(mbps) * ARRAY_SIZE(sizes); i++) {
+        uint32_t rate = mbps[i / ARRAY_SIZE(sizes)];
+        uint16_t size = sizes[i % ARRAY_SIZE(sizes)];
+
+        for (unsigned int backlog = 8; backlog <= 2048; backlog *= 4) {
             struct mltw_config c = MLTW_CONFIG_DEFAULT;
             struct sim_flow flow = {
-                .gap_ns = gap_ns(mbps[i], MTU),
+                .gap_ns = gap_ns(rate, size),
+                .mtu_gap_ns = gap_ns(rate, MTU),
                 .edt_ns = 777,
             };
             struct sim sim;
