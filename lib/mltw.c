@@ -28,24 +28,32 @@
 /* How it works
  * ============
  *
- * Times are kept in units of the minimum granularity.  "T" below is an entry's
- * slot time in units.
+ * Times are in nanoseconds, but slot times, the front and so on are multiples
+ * of the minimum granularity.  "T" below is an entry's slot time.
  *
- * Rows.  A slot time T that is an odd multiple of 2^l is found in wheel 'l',
- * in all coarser wheels it would fall between two slots.  So wheel 'l' only
- * ever uses its slots with odd numbers, except the last wheel, 'top', which
- * also takes what coarser wheels would, had they been configured.  These are
- * stored in rows of 'n_slots / 2' slots: row 'l' for the odd slots of wheel
- * 'l', and row 'top + 1' for the even slots of wheel 'top'.  The place of any
- * T is thus row MIN(ctz(T), top + 1), and two different T cannot be in the
- * same slot at a time, as long as each is less than 'n_slots' slots of its row
- * ahead of the front.  Which rate a flow has does not matter any more.
+ * Rows.  A slot time T that is an odd multiple of 2^r is found in the wheel of
+ * granularity 2^r; in all coarser wheels it would fall between two slots.  So
+ * a wheel only ever uses its slots with odd numbers, except the last wheel,
+ * which also takes what coarser wheels would, had they been configured.  These
+ * are stored in rows of 'n_slots / 2' slots: row 'r' for the odd slots of the
+ * wheel of granularity 2^r, and row 'top_row' for the even slots of the last
+ * wheel, whose granularity is half of 2^top_row.  The place of any T is thus
+ * row MIN(ctz(T), top_row), and two different T cannot be in the same slot at
+ * a time, as long as each is less than 'n_slots' slots of its wheel ahead of
+ * the front.  Which rate a flow has does not matter any more.
  *
- * Far entries.  A T that is further ahead than that waits elsewhere, together
- * with its T: far level 'f' has slots that are 2^f wide, and T is in slot
- * T >> f.  A far slot is emptied, its entries being moved nearer, when the
- * front reaches its "hop" time, which is a fixed number of slot widths before
- * the slot begins:
+ * The next slot.  Each row has a bitmap of its occupied slots and knows the
+ * first of them; 'first_from[r]' is the first one in row 'r' or any coarser
+ * row.  A row's first slot changes half as often as that of the next finer
+ * row, and only takes an update of the rows that are not coarser, so that the
+ * first slot of all, which is 'first_from' of the finest row, costs two
+ * comparisons on average if rows are equally full.
+ *
+ * Far entries.  A T beyond its row's horizon waits elsewhere, together with
+ * its T: far level 'f' has slots that are 2^f wide, and T is in slot T >> f.
+ * A far slot is emptied, its entries being moved nearer, when the front
+ * reaches its "hop" time, which is a fixed number of slot widths before the
+ * slot begins:
  *
  *     hop(f, T) = ((T >> f) - hop_slots) << f
  *
@@ -61,14 +69,18 @@
  * slots are ordered by T; so the first time that something far is due is the
  * smallest of as many numbers as there are levels.
  *
- * Storage.  A slot is a list of chunks of one cache line each from a pool.
- * There are no empty chunks, and only the last chunk of a list is not filled
- * up (except the first, while it is being taken from), so that the pool's size
- * is bounded by 'max_entries'. */
+ * Storage.  A slot is a list of chunks of one cache line each from a pool; all
+ * but the last one are full.  A list's "cursor" is where its next reference
+ * goes, counted in pointers from the start of the pool; if this is the start
+ * of a chunk, the last chunk is full and another one is needed, or it is 0 and
+ * the slot is empty.  So the chunk itself is not read to append to it, and the
+ * chunks of a slot are given back all at once.  There are no empty chunks, and
+ * so the pool's size is bounded by 'max_entries'.  Far slots have larger
+ * chunks from a pool of their own. */
 
-#define CHUNK_SIZE 64           /* In bytes, on any machine. */
-#define CHUNK_REFS ((CHUNK_SIZE - 8) / sizeof(void *))
-#define CHUNK_FARS ((CHUNK_SIZE - 8) / sizeof(struct far_entry))
+#define CHUNK_WORDS (64 / sizeof(void *))
+#define CHUNK_REFS (CHUNK_WORDS - 1)
+#define FAR_CHUNK_ENTRIES 15
 
 #define FAR_LEVELS 64           /* Far levels, more than 64 bits can need. */
 #define FAR_SLOTS 64            /* Slots of a far level: bits in a word. */
@@ -76,35 +88,54 @@
 #define FAR_AHEAD_SHIFT 4       /* A row's horizon is at most this many far
                                  * slots long (log2). */
 
+/* Part of a slot. */
+struct chunk {
+    union {
+        uint32_t next;          /* Index of next of slot, or of free list. */
+        void *word;
+    };
+    void *refs[CHUNK_REFS];
+};
+BUILD_ASSERT_DECL(sizeof(struct chunk) == CHUNK_WORDS * sizeof(void *));
+BUILD_ASSERT_DECL(IS_POW2(CHUNK_WORDS));
+
+struct slot {
+    uint32_t head;              /* Index of first chunk, if not empty. */
+    uint32_t cursor;            /* See above. */
+};
+
+/* One cache line.  The constant part is what finds a slot. */
+struct row {
+    struct slot *slots;
+    uint64_t near_ns;           /* A T less than this ahead is near, whatever
+                                 * the front's offset in a far slot. */
+    unsigned int shift;         /* log2 of the ns between slots. */
+    uint64_t first;             /* First T, or UINT64_MAX. */
+    uint64_t *bitmap;           /* One bit for each slot, set if occupied. */
+    uint64_t *summary;          /* One bit for each word of 'bitmap', if it has
+                                 * more than one. */
+};
+
 /* An entry past the horizon. */
 struct far_entry {
     uint64_t time;              /* T. */
     void *entry;
 };
 
-/* Up to CHUNK_REFS entries of a slot, or up to CHUNK_FARS of a far slot. */
-struct chunk {
-    uint32_t next;              /* Next of slot or of free list, 0 if none. */
-    uint16_t begin;             /* First element not yet taken. */
-    uint16_t end;               /* One past the last element. */
-    union {
-        void *refs[CHUNK_REFS];
-        struct far_entry fars[CHUNK_FARS];
-    };
-};
-BUILD_ASSERT_DECL(sizeof(struct chunk) == CHUNK_SIZE);
-BUILD_ASSERT_DECL(FAR_SLOTS >= (1 << (FAR_AHEAD_SHIFT + FAR_STEP)));
-
-struct slot {
-    uint32_t head;              /* Index of first chunk, 0 if empty. */
-    uint32_t tail;              /* Index of last chunk, if not empty. */
+/* Part of a far slot. */
+struct far_chunk {
+    uint32_t next;              /* Next of slot or free list, 0 if none. */
+    uint32_t n;                 /* Number of entries. */
+    uint64_t pad;
+    struct far_entry entries[FAR_CHUNK_ENTRIES];
 };
 
 struct far_slot {
-    uint32_t head;
-    uint32_t tail;
+    uint32_t head;              /* Index of first chunk, 0 if empty. */
+    uint32_t tail;              /* Index of last chunk, if not empty. */
     uint64_t min_time;          /* Smallest T in the slot, if not empty. */
 };
+BUILD_ASSERT_DECL(FAR_SLOTS >= (1 << (FAR_AHEAD_SHIFT + FAR_STEP)));
 
 struct far_level {
     struct far_slot slots[FAR_SLOTS];
@@ -113,22 +144,17 @@ struct far_level {
 struct mltw {
     /* Read-mostly: geometry. */
     struct mltw_levels__ levels;
-    uint8_t top;                /* Last wheel; rows are 0...top + 1. */
-    uint8_t row_shift;          /* log2(slots in a row). */
-    uint8_t word_shift;         /* log2(words in a row's bitmap). */
-    uint8_t far_shift;          /* Wheel 'l' has f0 = l + far_shift. */
+    uint8_t top_row;            /* Rows are granularity_shift...top_row. */
+    uint8_t far_shift;          /* f0 is the granularity's log2 and this. */
     uint8_t hop_slots;
+    uint8_t n_summary;          /* Words in a row's summary. */
+    bool single_word;           /* A row's bitmap is one word. */
     uint32_t row_mask;          /* Slots in a row, minus 1. */
-    uint32_t near_slots;        /* A T is near, whatever the front's offset
-                                 * to a far slot, if it is not more slots of
-                                 * its wheel than this ahead. */
     uint32_t max_entries;
+    uint64_t max_easy_edt;      /* EDTs up to this do not overflow. */
     uint64_t max_time;          /* No T is after this. */
     struct chunk *chunks;       /* Element 0 is not used. */
-    struct slot *slots;         /* Rows, one after the other. */
-    uint64_t *bitmap;           /* One bit for each slot, set if occupied. */
-    uint64_t *summary;          /* One bit for each word of 'bitmap'. */
-    struct far_level *far;      /* [FAR_LEVELS]. */
+    struct row *rows;           /* [top_row + 1]. */
 
     /* Written for each call or entry. */
     OVS_ALIGNED_VAR(CACHE_LINE_SIZE)
@@ -136,27 +162,29 @@ struct mltw {
     uint64_t near_next;         /* First T in the rows, or UINT64_MAX. */
     uint64_t far_next;          /* First hop time, or UINT64_MAX. */
     uint64_t far_due;           /* First T in far slots, or UINT64_MAX. */
-    uint64_t rows_used;         /* Bit for each row with an entry. */
     uint32_t n_entries;
     uint32_t free_chunk;        /* LIFO list, 0 if empty. */
     uint32_t fresh_chunk;       /* First chunk that was never used. */
-    uint32_t n_chunks;          /* Chunks in the pool. */
+    uint32_t n_taken;           /* References gone from the first chunk of the
+                                 * slot at the front. */
 
-    uint64_t row_first[64];     /* First T in each row, or UINT64_MAX. */
+    uint64_t first_from[65];    /* First T in this or a coarser row. */
 
     /* Seldom used. */
     struct mltw_stats stats;
+    struct far_level *far;      /* [FAR_LEVELS]. */
+    struct far_chunk *far_chunks; /* Element 0 is not used. */
+    uint32_t free_far_chunk;
+    uint32_t fresh_far_chunk;
+    uint32_t n_chunks;          /* Chunks in the pools. */
+    uint32_t n_far_chunks;
     uint64_t far_used;          /* Bit for each far level with an entry. */
     uint64_t far_bitmap[FAR_LEVELS];
     uint64_t flush_front;       /* Front before the flush. */
     bool flushing;
-    void *memory;               /* What all pointers above point into. */
+    void *memory;               /* What the pointers above point into. */
     size_t memory_bytes;
 };
-
-/* A row's bitmap of more than 64 words needs this many summary words. */
-#define ROW_SUMMARY_SHIFT(WHEEL) \
-    ((WHEEL)->word_shift > 6 ? (WHEEL)->word_shift - 6 : 0)
 
 /* Configuration, creation and destruction. */
 
@@ -191,15 +219,13 @@ mltw_config_error(const struct mltw_config *config)
     return NULL;
 }
 
-/* Returns the number of chunks that 'max_entries' entries can take.  No chunk
- * is empty.  A list has at most one chunk that is not full, apart from the
- * slot that is partly taken, whose first chunk may be another one. */
-static uint32_t
-chunks_needed(uint32_t max_entries, size_t n_lists)
+/* Returns the number of chunks of 'size' elements that 'max_entries' entries
+ * can take.  No chunk is empty.  All but a list's last one are full, except
+ * the first one of the slot at the front, and one that is being emptied. */
+static size_t
+chunks_needed(size_t max_entries, size_t size, size_t n_lists)
 {
-    size_t full = max_entries / MIN(CHUNK_REFS, CHUNK_FARS);
-
-    return MIN(max_entries, full + n_lists + 1);
+    return 1 + MIN(max_entries + 1, max_entries / size + n_lists + 2);
 }
 
 static void *
@@ -236,40 +262,48 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     ovs_assert(!mltw_config_error(config));
 
     struct mltw *wheel = xzalloc_cacheline(sizeof *wheel);
+    unsigned int min_shift = log_2_floor(config->min_granularity_ns);
+    unsigned int max_shift = log_2_floor(config->max_granularity_ns);
     unsigned int slots_shift = log_2_floor(config->n_slots);
 
-    /* The last wheel that can be of use is the one whose horizon is the whole
+    wheel->levels.granularity_shift = min_shift;
+    wheel->levels.max_level = MIN(max_shift - min_shift,
+                                  config->n_wheels - 1);
+    /* No more wheels than it takes for the last one's horizon to be the whole
      * range of 64 bits. */
-    wheel->top = MIN(config->n_wheels - 1, 62);
-    wheel->levels.granularity_shift = log_2_floor(config->min_granularity_ns);
-    wheel->levels.max_level = MIN(
-        log_2_floor(config->max_granularity_ns)
-        - wheel->levels.granularity_shift, config->n_wheels - 1);
-    wheel->row_shift = slots_shift - 1;
-    wheel->row_mask = (1u << wheel->row_shift) - 1;
-    wheel->word_shift = wheel->row_shift > 6 ? wheel->row_shift - 6 : 0;
+    wheel->top_row = MIN(min_shift + config->n_wheels, 63);
     wheel->max_entries = config->max_entries;
+    wheel->max_easy_edt = UINT64_MAX - (UINT64_C(1) << (
+        min_shift + wheel->levels.max_level));
     /* UINT64_MAX stands for "never". */
-    wheel->max_time = MIN(UINT64_MAX >> wheel->levels.granularity_shift,
+    wheel->max_time = MIN(UINT64_MAX >> min_shift << min_shift,
                           UINT64_MAX - 1);
 
     unsigned int ahead_shift = MIN(slots_shift, FAR_AHEAD_SHIFT);
     wheel->far_shift = slots_shift - ahead_shift;
     wheel->hop_slots = (1u << ahead_shift) - 1;
-    wheel->near_slots = wheel->hop_slots << wheel->far_shift;
 
-    size_t n_rows = wheel->top + 2;
-    size_t n_slots = n_rows << wheel->row_shift;
-    size_t n_words = n_rows << wheel->word_shift;
-    size_t n_summary = n_rows << ROW_SUMMARY_SHIFT(wheel);
-    size_t n_chunks = 1 + chunks_needed(config->max_entries,
-                                        n_slots + FAR_LEVELS * FAR_SLOTS);
+    uint32_t row_slots = config->n_slots / 2;
+    uint32_t n_words = DIV_ROUND_UP(row_slots, 64);
+    uint32_t n_summary = DIV_ROUND_UP(n_words, 64);
+    wheel->row_mask = row_slots - 1;
+    wheel->single_word = n_words == 1;
+    wheel->n_summary = n_summary;
+
+    size_t n_rows = wheel->top_row - min_shift + 1;
+    size_t n_slots = n_rows * row_slots;
+    wheel->n_chunks = chunks_needed(config->max_entries, CHUNK_REFS, n_slots);
+    wheel->n_far_chunks = chunks_needed(config->max_entries, FAR_CHUNK_ENTRIES,
+                                        FAR_LEVELS * FAR_SLOTS);
+
     size_t sizes[] = {
-        n_slots * sizeof *wheel->slots,
-        n_words * sizeof *wheel->bitmap,
-        n_summary * sizeof *wheel->summary,
+        (wheel->top_row + 1) * sizeof *wheel->rows,
+        n_slots * sizeof(struct slot),
+        n_rows * n_words * sizeof(uint64_t),
+        n_rows * n_summary * sizeof(uint64_t),
         FAR_LEVELS * sizeof *wheel->far,
-        n_chunks * sizeof *wheel->chunks,
+        wheel->n_chunks * sizeof *wheel->chunks,
+        wheel->n_far_chunks * sizeof *wheel->far_chunks,
     };
     size_t size = 0;
 
@@ -280,21 +314,40 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     char *p = zalloc_lazy(size);
     wheel->memory = p;
     wheel->memory_bytes = size;
-    wheel->slots = take(&p, sizes[0]);
-    wheel->bitmap = take(&p, sizes[1]);
-    wheel->summary = take(&p, sizes[2]);
-    wheel->far = take(&p, sizes[3]);
-    wheel->chunks = take(&p, sizes[4]);
+    wheel->rows = take(&p, sizes[0]);
+    struct slot *slots = take(&p, sizes[1]);
+    uint64_t *bitmap = take(&p, sizes[2]);
+    uint64_t *summary = take(&p, sizes[3]);
+    wheel->far = take(&p, sizes[4]);
+    wheel->chunks = take(&p, sizes[5]);
     wheel->fresh_chunk = 1;
-    wheel->n_chunks = n_chunks;
+    wheel->far_chunks = take(&p, sizes[6]);
+    wheel->fresh_far_chunk = 1;
 
-    wheel->front = MIN(now_ns >> wheel->levels.granularity_shift,
-                       wheel->max_time);
+    for (unsigned int i = min_shift; i <= wheel->top_row; i++) {
+        struct row *row = &wheel->rows[i];
+        unsigned int granularity_shift = MIN(i, wheel->top_row - 1);
+        uint64_t near_slots = wheel->hop_slots << wheel->far_shift;
+
+        row->slots = slots;
+        row->near_ns = (near_slots <= UINT64_MAX >> granularity_shift
+                        ? near_slots << granularity_shift
+                        : UINT64_MAX);
+        row->shift = granularity_shift + 1;
+        row->first = UINT64_MAX;
+        row->bitmap = bitmap;
+        row->summary = summary;
+        slots += row_slots;
+        bitmap += n_words;
+        summary += n_summary;
+    }
+
+    wheel->front = MIN(now_ns >> min_shift << min_shift, wheel->max_time);
     wheel->near_next = UINT64_MAX;
     wheel->far_next = UINT64_MAX;
     wheel->far_due = UINT64_MAX;
-    for (size_t i = 0; i < ARRAY_SIZE(wheel->row_first); i++) {
-        wheel->row_first[i] = UINT64_MAX;
+    for (size_t i = 0; i < ARRAY_SIZE(wheel->first_from); i++) {
+        wheel->first_from[i] = UINT64_MAX;
     }
 
     return wheel;
@@ -309,230 +362,224 @@ mltw_destroy(struct mltw *wheel)
     }
 }
 
-/* Chunks. */
-
-/* Takes a chunk from the pool, which cannot be empty (see chunks_needed()), as
- * the only one of a list. */
-static inline uint32_t
-chunk_alloc(struct mltw *wheel)
-{
-    uint32_t index = wheel->free_chunk;
-    struct chunk *chunk;
-
-    if (OVS_LIKELY(index)) {
-        chunk = &wheel->chunks[index];
-        wheel->free_chunk = chunk->next;
-    } else {
-        index = wheel->fresh_chunk++;
-        ovs_assert(index < wheel->n_chunks);
-        chunk = &wheel->chunks[index];
-    }
-    chunk->next = 0;
-    chunk->begin = 0;
-    chunk->end = 0;
-    return index;
-}
-
-static inline void
-chunk_free(struct mltw *wheel, uint32_t index)
-{
-    wheel->chunks[index].next = wheel->free_chunk;
-    wheel->free_chunk = index;
-}
-
-/* Returns the chunk to which the next element of a list is to be appended,
- * whose first and last chunk are in '*head' and '*tail', and each of whose
- * chunks has room for 'size' elements. */
-static inline struct chunk *
-list_tail(struct mltw *wheel, uint32_t *head, uint32_t *tail, size_t size)
-{
-    uint32_t last = *tail;
-
-    if (!*head) {
-        *head = *tail = last = chunk_alloc(wheel);
-    } else if (wheel->chunks[last].end == size) {
-        *tail = chunk_alloc(wheel);
-        wheel->chunks[last].next = *tail;
-        last = *tail;
-    }
-    return &wheel->chunks[last];
-}
-
 /* Rows. */
 
-/* Row of slot time 'time'. */
 static inline unsigned int
 time_to_row(const struct mltw *wheel, uint64_t time)
 {
-    return raw_ctz(time | (UINT64_C(1) << (wheel->top + 1)));
+    return raw_ctz(time | (UINT64_C(1) << wheel->top_row));
 }
 
-/* log2 of the distance, in units, between two slots of 'row'. */
-static inline unsigned int
-row_to_shift(const struct mltw *wheel, unsigned int row)
+/* Marks slot 'pos' of 'row' as occupied. */
+static inline void
+row_mark(const struct mltw *wheel, struct row *row, uint32_t pos)
 {
-    return MIN(row, wheel->top) + 1;
-}
+    uint32_t word = pos / 64;
 
-static void
-row_mark(struct mltw *wheel, unsigned int row, uint32_t pos)
-{
-    size_t word = ((size_t) row << wheel->word_shift) + pos / 64;
-
-    wheel->bitmap[word] |= UINT64_C(1) << (pos % 64);
-    if (wheel->word_shift) {
-        size_t base = (size_t) row << ROW_SUMMARY_SHIFT(wheel);
-
-        word = pos / 64;
-        wheel->summary[base + word / 64] |= UINT64_C(1) << (word % 64);
+    row->bitmap[word] |= UINT64_C(1) << (pos % 64);
+    if (!wheel->single_word) {
+        row->summary[word / 64] |= UINT64_C(1) << (word % 64);
     }
 }
 
-/* Returns the distance, in slots, from slot 'pos' of 'row' to the next slot
- * that is occupied, going round, or 0 if there is none.  Slot 'pos' must not
- * be marked as occupied. */
+/* Marks slot 'pos' of 'row' as empty. */
+static inline void
+row_unmark(const struct mltw *wheel, struct row *row, uint32_t pos)
+{
+    uint32_t word = pos / 64;
+
+    row->bitmap[word] &= ~(UINT64_C(1) << (pos % 64));
+    if (!wheel->single_word && !row->bitmap[word]) {
+        row->summary[word / 64] &= ~(UINT64_C(1) << (word % 64));
+    }
+}
+
+/* Returns the position of the occupied slot of 'row' that comes first after
+ * slot 'pos', which is not occupied, going round, or 'pos' if there is none,
+ * for a row of more than one word. */
 static uint32_t
-row_find_next(const struct mltw *wheel, unsigned int row, uint32_t pos)
+row_find_next__(const struct mltw *wheel, const struct row *row, uint32_t pos)
 {
-    const uint64_t *bitmap = &wheel->bitmap[(size_t) row << wheel->word_shift];
-    uint64_t rest = bitmap[pos / 64] >> (pos % 64);
-    uint32_t found;
+    uint32_t word = pos / 64;
+    uint64_t bits = row->bitmap[word] >> (pos % 64);
 
-    if (rest) {
-        return raw_ctz(rest);
+    if (bits) {
+        return pos + raw_ctz(bits);
     }
-    if (!wheel->word_shift) {
-        if (!bitmap[0]) {
-            return 0;
-        }
-        found = raw_ctz(bitmap[0]);
-    } else {
-        /* There are at most 8 words of summary. */
-        const uint64_t *summary
-            = &wheel->summary[(size_t) row << ROW_SUMMARY_SHIFT(wheel)];
-        uint32_t n = 1u << ROW_SUMMARY_SHIFT(wheel);
-        uint32_t word = pos / 64;
-        uint32_t i = word / 64;
-        uint64_t bits = summary[i] & ~((UINT64_C(2) << (word % 64)) - 1);
 
-        for (uint32_t j = 0; !bits; j++) {
-            if (j == n) {
-                return 0;
-            }
-            i = (i + 1) & (n - 1);
-            bits = summary[i];
+    uint32_t i = word / 64;
+    bits = row->summary[i] & ~((UINT64_C(2) << (word % 64)) - 1);
+    for (uint32_t j = 0; !bits; j++) {
+        if (j == wheel->n_summary) {
+            return pos;
         }
-        word = i * 64 + raw_ctz(bits);
-        found = word * 64 + raw_ctz(bitmap[word]);
+        i = i + 1 < wheel->n_summary ? i + 1 : 0;
+        bits = row->summary[i];
     }
-    return (found - pos) & wheel->row_mask;
+    word = i * 64 + raw_ctz(bits);
+    return word * 64 + raw_ctz(row->bitmap[word]);
 }
 
-/* Marks slot 'pos' of 'row', which was occupied and the first of its row, as
- * empty, and finds the one that is then the first. */
-static void
-row_unmark_first(struct mltw *wheel, unsigned int row, uint32_t pos)
+/* Updates 'row->first', which was slot 'pos', that is now empty. */
+static inline void
+row_advance(const struct mltw *wheel, struct row *row, uint32_t pos)
 {
-    size_t word = ((size_t) row << wheel->word_shift) + pos / 64;
+    uint32_t next;
 
-    wheel->bitmap[word] &= ~(UINT64_C(1) << (pos % 64));
-    if (wheel->word_shift && !wheel->bitmap[word]) {
-        size_t base = (size_t) row << ROW_SUMMARY_SHIFT(wheel);
+    if (OVS_LIKELY(wheel->single_word)) {
+        uint64_t bits = row->bitmap[0];
+        uint64_t rest = bits >> pos << pos;
 
-        word = pos / 64;
-        wheel->summary[base + word / 64] &= ~(UINT64_C(1) << (word % 64));
-    }
-
-    uint32_t distance = row_find_next(wheel, row, pos);
-    if (distance) {
-        wheel->row_first[row]
-            += (uint64_t) distance << row_to_shift(wheel, row);
+        if (!bits) {
+            row->first = UINT64_MAX;
+            return;
+        }
+        next = raw_ctz(rest ? rest : bits);
     } else {
-        wheel->row_first[row] = UINT64_MAX;
-        wheel->rows_used &= ~(UINT64_C(1) << row);
+        next = row_find_next__(wheel, row, pos);
+        if (next == pos) {
+            row->first = UINT64_MAX;
+            return;
+        }
     }
+    row->first += (uint64_t) ((next - pos) & wheel->row_mask) << row->shift;
+}
+
+/* Puts 'entry' in another chunk, for which 'slot', at 'time' in row number
+ * 'row_no', has no room or that is its first one. */
+static void
+row_append_chunk(struct mltw *wheel, unsigned int row_no, struct slot *slot,
+                 uint64_t time, void *entry)
+{
+    uint32_t index = wheel->free_chunk;
+
+    if (OVS_LIKELY(index)) {
+        wheel->free_chunk = wheel->chunks[index].next;
+    } else {
+        index = wheel->fresh_chunk++;
+        ovs_assert(index < wheel->n_chunks);
+    }
+    wheel->chunks[index].refs[0] = entry;
+
+    if (slot->cursor) {
+        wheel->chunks[slot->cursor / CHUNK_WORDS - 1].next = index;
+    } else {
+        struct row *row = &wheel->rows[row_no];
+
+        slot->head = index;
+        row_mark(wheel, row, slot - row->slots);
+        if (time < row->first) {
+            row->first = time;
+            for (int i = row_no; wheel->first_from[i] > time; i--) {
+                wheel->first_from[i] = time;
+                if (i == wheel->levels.granularity_shift) {
+                    wheel->near_next = time;
+                    break;
+                }
+            }
+        }
+    }
+    slot->cursor = index * CHUNK_WORDS + 2;
 }
 
 /* Appends 'entry' to the slot at 'time', which is within the horizon of its
- * row, 'row'. */
+ * row, which is number 'row_no'. */
 static inline void
-row_append(struct mltw *wheel, unsigned int row, uint64_t time, void *entry)
+row_append(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
 {
-    uint32_t pos = (time >> row_to_shift(wheel, row)) & wheel->row_mask;
-    struct slot *slot
-        = &wheel->slots[((size_t) row << wheel->row_shift) + pos];
-    struct chunk *chunk;
+    struct row *row = &wheel->rows[row_no];
+    struct slot *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
+    uint32_t cursor = slot->cursor;
 
-    if (!slot->head) {
-        row_mark(wheel, row, pos);
-        wheel->rows_used |= UINT64_C(1) << row;
-        wheel->row_first[row] = MIN(wheel->row_first[row], time);
-        wheel->near_next = MIN(wheel->near_next, time);
+    if (OVS_LIKELY(cursor % CHUNK_WORDS)) {
+        ((void **) wheel->chunks)[cursor] = entry;
+        slot->cursor = cursor + 1;
+    } else {
+        row_append_chunk(wheel, row_no, slot, time, entry);
     }
-    chunk = list_tail(wheel, &slot->head, &slot->tail, CHUNK_REFS);
-    chunk->refs[chunk->end++] = entry;
 }
 
-/* Moves up to 'max' entries from the slot at 'time', the first one that is
- * occupied, to 'entries', and returns their number. */
-static size_t
-row_take(struct mltw *wheel, uint64_t time, void **entries, size_t max)
+/* Gives back the chunks from 'first' to 'last' of a list. */
+static inline void
+chunks_free(struct mltw *wheel, uint32_t first, uint32_t last)
 {
-    unsigned int row = time_to_row(wheel, time);
-    uint32_t pos = (time >> row_to_shift(wheel, row)) & wheel->row_mask;
-    struct slot *slot
-        = &wheel->slots[((size_t) row << wheel->row_shift) + pos];
+    wheel->chunks[last].next = wheel->free_chunk;
+    wheel->free_chunk = first;
+}
+
+/* Moves up to 'max' entries, at least 1, from the slot at 'wheel->near_next'
+ * to 'entries', and returns their number. */
+static inline size_t
+row_take(struct mltw *wheel, void **entries, size_t max)
+{
+    uint64_t time = wheel->near_next;
+    unsigned int row_no = time_to_row(wheel, time);
+    struct row *row = &wheel->rows[row_no];
+    uint32_t pos = (time >> row->shift) & wheel->row_mask;
+    struct slot *slot = &row->slots[pos];
+    uint32_t last = (slot->cursor - 1) / CHUNK_WORDS;
+    uint32_t n_last = (slot->cursor - 1) % CHUNK_WORDS;
+    uint32_t begin = wheel->n_taken;
     uint32_t index = slot->head;
+    uint32_t done = 0;
     size_t n = 0;
 
     wheel->stats.n_slots_visited++;
-    do {
+    for (;;) {
         struct chunk *chunk = &wheel->chunks[index];
-        size_t n_refs = chunk->end - chunk->begin;
-        void **refs = &chunk->refs[chunk->begin];
+        size_t n_refs = (index == last ? n_last : CHUNK_REFS) - begin;
+        size_t n_copy = n_refs;
 
-        OVS_PREFETCH(&wheel->chunks[chunk->next]);
-        if (OVS_LIKELY(max - n >= CHUNK_REFS && !chunk->begin)) {
+        if (OVS_LIKELY(max - n >= CHUNK_REFS && !begin)) {
             /* A copy of constant size is faster than one of the right size. */
-            memcpy(&entries[n], refs, sizeof chunk->refs);
+            OVS_PREFETCH(&wheel->chunks[chunk->next]);
+            memcpy(&entries[n], chunk->refs, sizeof chunk->refs);
         } else {
-            n_refs = MIN(n_refs, max - n);
-            memcpy(&entries[n], refs, n_refs * sizeof *refs);
+            n_copy = MIN(n_refs, max - n);
+            memcpy(&entries[n], &chunk->refs[begin],
+                   n_copy * sizeof *entries);
         }
-        for (size_t i = 0; i < n_refs; i++) {
+        for (size_t i = 0; i < n_copy; i++) {
             OVS_PREFETCH(entries[n + i]);
         }
-        n += n_refs;
+        n += n_copy;
 
-        chunk->begin += n_refs;
-        if (chunk->begin < chunk->end) {
+        if (OVS_UNLIKELY(n_copy < n_refs)) {
+            if (done) {
+                chunks_free(wheel, slot->head, done);
+            }
+            slot->head = index;
+            wheel->n_taken = begin + n_copy;
+            return n;
+        }
+        if (index == last) {
             break;
         }
-
-        uint32_t next = chunk->next;
-        chunk_free(wheel, index);
-        index = next;
-    } while (index && n < max);
-
-    slot->head = index;
-    if (!index) {
-        row_unmark_first(wheel, row, pos);
-
-        uint64_t first = UINT64_MAX;
-        for (uint64_t rows = wheel->rows_used; rows;
-             rows = zero_rightmost_1bit(rows)) {
-            first = MIN(first, wheel->row_first[raw_ctz(rows)]);
-        }
-        wheel->near_next = first;
+        done = index;
+        index = chunk->next;
+        begin = 0;
     }
-    wheel->n_entries -= n;
+
+    chunks_free(wheel, slot->head, last);
+    slot->cursor = 0;
+    wheel->n_taken = 0;
+    row_unmark(wheel, row, pos);
+    row_advance(wheel, row, pos);
+
+    /* This slot was the first one of this row and all finer ones. */
+    uint64_t first = wheel->first_from[row_no + 1];
+    for (int i = row_no; i >= wheel->levels.granularity_shift; i--) {
+        first = MIN(first, wheel->rows[i].first);
+        wheel->first_from[i] = first;
+    }
+    wheel->near_next = first;
     return n;
 }
 
 /* Far levels. */
 
-/* Returns the time at which a far slot of 'level' is emptied in which 'time'
- * is, or 0 if that is before time began. */
+/* Returns the time at which the slot of far level 'level' is emptied in which
+ * 'time' is, or 0 if that is before time began. */
 static inline uint64_t
 hop_time(const struct mltw *wheel, unsigned int level, uint64_t time)
 {
@@ -541,16 +588,47 @@ hop_time(const struct mltw *wheel, unsigned int level, uint64_t time)
     return slot > wheel->hop_slots ? (slot - wheel->hop_slots) << level : 0;
 }
 
-/* Puts 'entry' in its place for slot time 'time', which is in 'row' and not
- * before the front. */
-static void
-place_far(struct mltw *wheel, unsigned int row, uint64_t time, void *entry)
+/* Returns the chunk to which the next entry of 'slot' is to be appended. */
+static struct far_chunk *
+far_slot_tail(struct mltw *wheel, struct far_slot *slot)
 {
-    unsigned int level = MIN(row, wheel->top) + wheel->far_shift;
+    struct far_chunk *chunk = &wheel->far_chunks[slot->tail];
+
+    if (slot->head && chunk->n < FAR_CHUNK_ENTRIES) {
+        return chunk;
+    }
+
+    uint32_t index = wheel->free_far_chunk;
+
+    if (index) {
+        wheel->free_far_chunk = wheel->far_chunks[index].next;
+    } else {
+        index = wheel->fresh_far_chunk++;
+        ovs_assert(index < wheel->n_far_chunks);
+    }
+    if (slot->head) {
+        chunk->next = index;
+    } else {
+        slot->head = index;
+    }
+    slot->tail = index;
+
+    chunk = &wheel->far_chunks[index];
+    chunk->next = 0;
+    chunk->n = 0;
+    return chunk;
+}
+
+/* Puts 'entry' in its place for slot time 'time', which is in row number
+ * 'row_no' and not before the front. */
+static void
+place_far(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
+{
+    unsigned int level = MIN(row_no, wheel->top_row - 1) + wheel->far_shift;
     uint64_t hop = hop_time(wheel, level, time);
 
     if (hop <= wheel->front) {
-        row_append(wheel, row, time, entry);
+        row_append(wheel, row_no, time, entry);
         return;
     }
     for (;;) {
@@ -577,21 +655,21 @@ place_far(struct mltw *wheel, unsigned int row, uint64_t time, void *entry)
     wheel->far_due = MIN(wheel->far_due, time);
     wheel->stats.n_far++;
 
-    struct chunk *chunk = list_tail(wheel, &slot->head, &slot->tail,
-                                    CHUNK_FARS);
-    chunk->fars[chunk->end++] = (struct far_entry) { time, entry };
+    struct far_chunk *chunk = far_slot_tail(wheel, slot);
+    chunk->entries[chunk->n++] = (struct far_entry) { time, entry };
 }
 
+/* Puts 'entry' in its place for slot time 'time', which is not before the
+ * front. */
 static inline void
 place(struct mltw *wheel, uint64_t time, void *entry)
 {
-    unsigned int row = time_to_row(wheel, time);
-    unsigned int shift = row_to_shift(wheel, row) - 1;
+    unsigned int row_no = time_to_row(wheel, time);
 
-    if (OVS_LIKELY((time - wheel->front) >> shift < wheel->near_slots)) {
-        row_append(wheel, row, time, entry);
+    if (OVS_LIKELY(time - wheel->front < wheel->rows[row_no].near_ns)) {
+        row_append(wheel, row_no, time, entry);
     } else {
-        place_far(wheel, row, time, entry);
+        place_far(wheel, row_no, time, entry);
     }
 }
 
@@ -607,6 +685,33 @@ far_first_slot(const struct mltw *wheel, unsigned int level)
 
     bits = bits >> pos | bits << (-pos % FAR_SLOTS);
     return min + raw_ctz(bits);
+}
+
+/* Moves the entries of 'slot', which is then empty, nearer. */
+static void
+far_slot_move(struct mltw *wheel, struct far_slot *slot)
+{
+    uint32_t index = slot->head;
+
+    slot->head = 0;
+    wheel->stats.n_slots_visited++;
+    while (index) {
+        struct far_chunk *chunk = &wheel->far_chunks[index];
+        const struct far_chunk *next = &wheel->far_chunks[chunk->next];
+
+        for (size_t i = 0; i < sizeof *next; i += CACHE_LINE_SIZE) {
+            OVS_PREFETCH((const char *) next + i);
+        }
+        for (unsigned int i = 0; i < chunk->n; i++) {
+            place(wheel, chunk->entries[i].time, chunk->entries[i].entry);
+        }
+        wheel->stats.n_moves += chunk->n;
+
+        uint32_t freed = index;
+        index = chunk->next;
+        chunk->next = wheel->free_far_chunk;
+        wheel->free_far_chunk = freed;
+    }
 }
 
 /* Takes the front to 'wheel->far_next' and moves the entries of all far slots
@@ -635,30 +740,13 @@ far_hop(struct mltw *wheel)
     for (; due_levels; due_levels = zero_rightmost_1bit(due_levels)) {
         unsigned int level = raw_ctz(due_levels);
         unsigned int pos = due_pos[level];
-        struct far_slot *slot = &wheel->far[level].slots[pos];
-        uint32_t index = slot->head;
 
-        slot->head = 0;
         wheel->far_bitmap[level] &= ~(UINT64_C(1) << pos);
         if (!wheel->far_bitmap[level]) {
             wheel->far_used &= ~(UINT64_C(1) << level);
         }
-        wheel->stats.n_slots_visited++;
-
-        while (index) {
-            /* Free the chunk first, so that it can be used at once. */
-            struct chunk chunk = wheel->chunks[index];
-
-            chunk_free(wheel, index);
-            index = chunk.next;
-            OVS_PREFETCH(&wheel->chunks[index]);
-            for (unsigned int i = 0; i < chunk.end; i++) {
-                place(wheel, chunk.fars[i].time, chunk.fars[i].entry);
-            }
-            wheel->stats.n_moves += chunk.end;
-        }
+        far_slot_move(wheel, &wheel->far[level].slots[pos]);
     }
-
     wheel->stats.n_far = n_far; /* Moving does not count. */
 
     wheel->far_next = UINT64_MAX;
@@ -681,20 +769,19 @@ bool
 mltw_enqueue(struct mltw *wheel, void *entry, uint64_t edt_ns,
              unsigned int level)
 {
-    unsigned int unit_shift = wheel->levels.granularity_shift;
-    unsigned int shift = unit_shift + MIN(level, wheel->levels.max_level);
+    unsigned int shift = (wheel->levels.granularity_shift
+                          + MIN(level, wheel->levels.max_level));
     uint64_t mask = (UINT64_C(1) << shift) - 1;
-    uint64_t time = edt_ns + mask;
+    uint64_t time = (edt_ns + mask) & ~mask;
 
     if (OVS_UNLIKELY(wheel->n_entries >= wheel->max_entries)) {
         return false;
     }
     wheel->n_entries++;
 
-    if (OVS_LIKELY(time >= edt_ns)) {
-        time = MIN((time & ~mask) >> unit_shift, wheel->max_time);
-    } else {
-        time = wheel->max_time;
+    if (OVS_UNLIKELY(edt_ns > wheel->max_easy_edt)) {
+        /* 'time' may have wrapped. */
+        time = time >= edt_ns ? MIN(time, wheel->max_time) : wheel->max_time;
     }
     place(wheel, MAX(time, wheel->front), entry);
     return true;
@@ -707,35 +794,35 @@ dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
 
     for (;;) {
         if (n == max && MIN(wheel->near_next, wheel->far_due) <= now) {
-            return n;
+            break;
         } else if (wheel->far_next <= MIN(wheel->near_next, now)) {
             far_hop(wheel);
         } else if (wheel->near_next > now) {
             wheel->front = MAX(wheel->front, now);
-            return n;
+            break;
         } else {
             wheel->front = wheel->near_next;
-            n += row_take(wheel, wheel->near_next, &entries[n], max - n);
+            n += row_take(wheel, &entries[n], max - n);
         }
     }
+    wheel->n_entries -= n;
+    return n;
 }
 
 size_t
 mltw_dequeue(struct mltw *wheel, uint64_t now_ns,
              void **entries, size_t max_entries)
 {
-    return dequeue__(wheel, MIN(now_ns >> wheel->levels.granularity_shift,
-                                wheel->max_time), entries, max_entries);
+    unsigned int shift = wheel->levels.granularity_shift;
+
+    return dequeue__(wheel, MIN(now_ns >> shift << shift, wheel->max_time),
+                     entries, max_entries);
 }
 
 uint64_t
 mltw_next_due(const struct mltw *wheel)
 {
-    uint64_t due = MIN(wheel->near_next, wheel->far_due);
-
-    return (due != UINT64_MAX
-            ? due << wheel->levels.granularity_shift
-            : UINT64_MAX);
+    return MIN(wheel->near_next, wheel->far_due);
 }
 
 size_t
