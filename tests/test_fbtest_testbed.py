@@ -8,8 +8,10 @@ from fbtest import analysis, netns
 from fbtest.limiters import EgressPolicer, Htb
 from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec
-from fbtest.proc import wait_until
+from fbtest.proc import Background, wait_until
 from fbtest.testbed import Testbed
+
+NS = 1_000_000_000
 
 
 def test_two_hosts_talk(testbed):
@@ -87,17 +89,33 @@ def test_comparison_limiters(testbed, kind):
     with testbed.sampler() as sampler:
         begin = time.monotonic()
         wait_until(lambda: time.monotonic() > begin + 1.5, "a second and a half")
+        asked = time.monotonic()
         limiter.set_rate(30_000_000)
         changed = time.monotonic()
         wait_until(lambda: time.monotonic() > changed + 1.5, "and another")
     flood.check()
     sent = flood.result()
     series = sampler.series("b.tx_bytes")
-    assert series.rate(begin + 0.5, changed) == pytest.approx(10e6, rel=0.1)
+    assert series.rate(begin + 0.5, asked) == pytest.approx(10e6, rel=0.1)
     assert series.rate(changed + 0.5, changed + 1.5) == pytest.approx(30e6, rel=0.1)
     assert limiter.drops() + sent["failed"] > 0
     limiter.clear()
     limiter.clear()
+
+
+def test_pmd_threads_keep_their_core(testbed):
+    testbed.sink("out")
+    (cpu,) = testbed.ovs.pmd_cpus()
+    busy = Background(["sh", "-c", "while :; do :; done"], cpus={cpu})
+    try:
+        before, begin = testbed.ovs.pmd_run_ns(), time.monotonic_ns()
+        wait_until(lambda: time.monotonic_ns() > begin + NS, "a second")
+        after, spent = testbed.ovs.pmd_run_ns(), time.monotonic_ns() - begin
+    finally:
+        busy.close()
+    assert after.keys() == before.keys() and len(after) == 1
+    for thread, ran in after.items():
+        assert (ran - before[thread]) / spent > 0.8
 
 
 def test_a_bad_port_says_why(testbed):

@@ -46,6 +46,8 @@ PLOT_STEP = 0.2
 #: this length that is right by this much, with no wrong one in the next second.
 IN_FORCE_WINDOW = 0.1
 IN_FORCE_TOLERANCE = 0.1
+#: Below this share of its core's time a PMD thread was kept from forwarding.
+PMD_SHARE = 0.98
 
 MBIT = 1_000_000
 
@@ -340,6 +342,8 @@ class Runner:
                 self._wait(begin, when, total, task, sampler)
 
             until(WARM_UP)
+            polled = self.bed.ovs.pmd_run_ns()
+            since = time.monotonic_ns()
             first = self._mark(run)
             until(WARM_UP + phase_s)
             windows.append((first, self._mark(run)))
@@ -348,6 +352,9 @@ class Runner:
             first = self._mark(run)
             until(total)
             windows.append((first, self._mark(run)))
+            share = min((after - polled.get(name, after) for name, after
+                         in self.bed.ovs.pmd_run_ns().items()), default=0
+                        ) / (time.monotonic_ns() - since)
             reports = {label: traffic.result()
                        for label, traffic in self.traffic.items()}
             sampler.stop()
@@ -357,6 +364,11 @@ class Runner:
         result = LimiterResult(run.key, run.title, run.setting(),
                                min(changed.values()) - begin,
                                details=details)
+        details["pmd_share"] = share
+        if share < PMD_SHARE:
+            result.notes.append(
+                f"the PMD thread had only {100 * share:.0f} % of its core: "
+                "other work on this machine disturbed the run")
         for vm in self.vms:
             at_port = sampler.series(f"{vm.destination}.tx_bytes")
             middle, rate = at_port.rates(PLOT_STEP)

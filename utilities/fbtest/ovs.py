@@ -177,6 +177,19 @@ class Ovs:
         return {"ovs": self.appctl("version").split()[-1],
                 "dpdk": dpdk if isinstance(dpdk, str) else ""}
 
+    def pmd_run_ns(self) -> dict[str, int]:
+        """How long each PMD thread has run so far, by thread name, in ns.
+
+        A PMD thread polls all the time: what it did not run of a time span,
+        something else ran on its core, and nothing was forwarded.
+        """
+        found = {}
+        for task in Path(f"/proc/{self.pid()}/task").iterdir():
+            name = (task / "comm").read_text().strip()
+            if name.startswith("pmd-c"):
+                found[name] = int((task / "schedstat").read_text().split()[0])
+        return found
+
     def pmd_cpus(self) -> set[int]:
         """The CPUs that PMD threads poll on, as pmd-cpu-mask says."""
         config = self.get("Open_vSwitch", ".", "other_config")

@@ -97,6 +97,21 @@ def spare_cpus(busy: set[int]) -> set[int]:
     return (allowed - busy) or allowed
 
 
+def group_nice(pid: int, nice: int) -> int | None:
+    """Set how nice the session of process `pid` is; returns what it was.
+
+    Where the kernel schedules sessions as groups, the niceness of a thread
+    counts in its session only.  None if the kernel does not.
+    """
+    path = Path(f"/proc/{pid}/autogroup")
+    try:
+        old = int(path.read_text().split()[-1])
+        path.write_text(str(nice))
+    except OSError:
+        return None
+    return old
+
+
 class Background:
     """A child process with its output in a file, ended with `stop`."""
 
