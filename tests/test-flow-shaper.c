@@ -1,0 +1,2270 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+/* Tests of the shaper of a port, in simulated time.
+ *
+ * Most of them run a shaper beside a model of it, struct world: a FIFO for
+ * each flow, and the rules for what is held, what passes and what is dropped.
+ * The model knows nothing about wheels, slots or ready lists.  It does not
+ * predict when exactly a packet leaves; it checks that this is not before its
+ * EDT, not before its turn, and not later than its flow's granularity. */
+
+#include <config.h>
+#undef NDEBUG
+
+#include "flow-shaper.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dp-packet.h"
+#include "odp-util.h"
+#include "openvswitch/util.h"
+#include "packets.h"
+#include "random.h"
+#include "util.h"
+
+#define MTU EDT_MTU_BYTES
+#define START_NS UINT64_C(100000000000000)
+#define MAX_BATCH NETDEV_MAX_BURST
+#define MS UINT64_C(1000000)
+
+/* As documented in "flow-shaper.h" or to be seen in its statistics. */
+#define HEAP_PACKETS 65536              /* Packets that are not in a pool... */
+#define HEAP_BUDGET (HEAP_PACKETS / 4 * 3)  /* ...that shapers may hold. */
+
+static uint32_t seed = 1;
+static unsigned int iterations;         /* 0: the default of each test. */
+static const char *test_name = "";
+
+static void OVS_PRINTF_FORMAT(1, 2) OVS_NO_RETURN
+fail(const char *format, ...)
+{
+    va_list args;
+
+    fflush(stdout);
+    fprintf(stderr, "%s (--seed=%"PRIu32"): ", test_name, seed);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    putc('\n', stderr);
+    exit(EXIT_FAILURE);
+}
+
+#define CHECK(CONDITION, ...)           \
+    do {                                \
+        if (!(CONDITION)) {             \
+            fail(__VA_ARGS__);          \
+        }                               \
+    } while (0)
+
+/* Number of rounds of a test that does 'n' by default. */
+static unsigned int
+rounds(unsigned int n)
+{
+    return iterations ? iterations : n;
+}
+
+/* A random number, 0...n-1. */
+static uint64_t
+choose(uint64_t n)
+{
+    return random_uint64() % n;
+}
+
+/* A random number, 0...n-1, where each order of magnitude is as likely as any
+ * other. */
+static uint64_t
+choose_log(uint64_t n)
+{
+    uint64_t limit = UINT64_C(1) << choose(log_2_floor(n) + 1);
+
+    return choose(MIN(2 * limit, n));
+}
+
+/* Configurations. */
+
+struct queue_options {
+    uint32_t id;
+    uint64_t rate_bps;          /* 0: none. */
+    uint64_t burst_bytes;
+};
+
+#define MAX_QUEUES 8
+
+struct options {
+    struct mltw_config mltw;
+    uint64_t max_delay_ns;
+    uint32_t max_backlog;
+    uint32_t max_flows;
+    uint32_t overhead_bytes;
+    uint64_t port_rate_bps;     /* 0: none. */
+    size_t n_queues;
+    struct queue_options queues[MAX_QUEUES];
+};
+
+#define OPTIONS_DEFAULT                 \
+    ((struct options) {                 \
+        .mltw = MLTW_CONFIG_DEFAULT,    \
+        .max_delay_ns = 50 * MS,        \
+        .max_backlog = 1 << 18,         \
+        .max_flows = 4096,              \
+    })
+
+static struct shaper_pace *
+pace_create(uint64_t rate_bps, uint64_t burst_bytes)
+{
+    struct shaper_pace *pace = NULL;
+
+    if (rate_bps) {
+        pace = shaper_pace_create();
+        edt_meter_set_params(&pace->meter,
+                             edt_params_create(rate_bps, burst_bytes,
+                                               EDT_MAX_DELAY_US));
+    }
+    return pace;
+}
+
+static struct shaper_config *
+config_create(const struct options *o)
+{
+    struct shaper_config *config = xzalloc(sizeof *config);
+
+    ovs_refcount_init(&config->ref_cnt);
+    config->mltw = o->mltw;
+    config->max_delay_ns = o->max_delay_ns;
+    config->max_backlog = o->max_backlog;
+    config->max_batch = 128;
+    config->max_flows = o->max_flows;
+    config->overhead_bytes = o->overhead_bytes;
+    config->port_pace = pace_create(o->port_rate_bps, 0);
+    config->paced = config->port_pace != NULL;
+    config->classes = xcalloc(o->n_queues + 1, sizeof *config->classes);
+    config->n_classes = 1;
+    for (size_t i = 0; i < o->n_queues; i++) {
+        const struct queue_options *queue = &o->queues[i];
+        size_t j = queue->id ? config->n_classes++ : 0;
+
+        config->classes[j].queue_id = queue->id;
+        config->classes[j].pace = pace_create(queue->rate_bps,
+                                              queue->burst_bytes);
+        config->class_by_queue[queue->id] = j;
+        config->paced |= config->classes[j].pace != NULL;
+    }
+    return config;
+}
+
+/* Granularity of a flow. */
+static uint64_t
+granularity_ns(const struct mltw_config *config, uint64_t gap_ns)
+{
+    uint64_t g = config->min_granularity_ns;
+
+    for (uint32_t i = 1; i < config->n_wheels && 2 * g <= gap_ns
+                         && 2 * g <= config->max_granularity_ns; i++) {
+        g *= 2;
+    }
+    return g;
+}
+
+/* Packets. */
+
+enum dest_type { DEST_ETH, DEST_IPV4, DEST_IPV6, N_DEST_TYPES };
+
+#define MIN_PACKET 80
+
+/* Everything by which FIFOs are told apart. */
+struct flow_id {
+    uint32_t first_meter;       /* UINT32_MAX: no stamp. */
+    uint32_t last_meter;
+    uint32_t queue_id;
+    enum dest_type dest_type;
+    uint32_t dest;
+    unsigned int n_vlans;       /* This does not tell FIFOs apart. */
+};
+
+static void
+put_be32(uint8_t *p, uint32_t value)
+{
+    ovs_be32 be32 = htonl(value);
+
+    memcpy(p, &be32, sizeof be32);
+}
+
+/* Returns a packet of 'size' bytes, with 'number' at its end. */
+static struct dp_packet *
+packet_create(const struct flow_id *id, uint64_t edt_ns, uint32_t gap_ns,
+              uint32_t size, uint32_t number)
+{
+    static const ovs_be16 types[] = {
+        [DEST_ETH] = CONSTANT_HTONS(ETH_TYPE_ARP),
+        [DEST_IPV4] = CONSTANT_HTONS(ETH_TYPE_IP),
+        [DEST_IPV6] = CONSTANT_HTONS(ETH_TYPE_IPV6),
+    };
+    struct dp_packet *packet = dp_packet_new(size);
+    uint8_t *data = dp_packet_put_zeros(packet, size);
+    size_t ofs = 2 * ETH_ADDR_LEN;
+
+    ovs_assert(size >= MIN_PACKET);
+
+    /* All packets to IP destinations have the same MAC addresses, and each
+     * comes from somewhere else. */
+    data[0] = 2;
+    if (id->dest_type == DEST_ETH) {
+        put_be32(data + 2, id->dest);
+    }
+    for (unsigned int i = 0; i < id->n_vlans; i++) {
+        bool outer = i + 1 < id->n_vlans;
+
+        data[ofs++] = outer ? 0x88 : 0x81;
+        data[ofs++] = outer ? 0xa8 : 0x00;
+        data[ofs++] = 0;
+        data[ofs++] = number;
+    }
+    memcpy(data + ofs, &types[id->dest_type], sizeof types[0]);
+    ofs += 2;
+    if (id->dest_type == DEST_IPV4) {
+        data[ofs] = 0x45;
+        put_be32(data + ofs + 12, number);
+        put_be32(data + ofs + 16, id->dest);
+    } else if (id->dest_type == DEST_IPV6) {
+        data[ofs] = 0x60;
+        put_be32(data + ofs + 8, number);
+        put_be32(data + ofs + 24 + 4 * (id->dest % 4), id->dest);
+    }
+    memcpy(data + size - sizeof number, &number, sizeof number);
+
+    pkt_metadata_init(&packet->md, ODPP_NONE);
+    packet->md.skb_priority = id->queue_id;
+    packet->md.edt.edt_ns = edt_ns;
+    packet->md.edt.gap_ns = gap_ns;
+    packet->md.edt.first_meter = id->first_meter;
+    packet->md.edt.last_meter = id->last_meter;
+    return packet;
+}
+
+static uint32_t
+packet_number(const struct dp_packet *packet)
+{
+    uint32_t number;
+
+    memcpy(&number, (uint8_t *) dp_packet_tail(packet) - sizeof number,
+           sizeof number);
+    return number;
+}
+
+/* The model. */
+
+enum fate { FATE_HELD, FATE_PASSED, FATE_SENT, FATE_DROPPED };
+
+struct record {
+    uint64_t edt_ns;            /* Time of arrival if 'stamped' is false. */
+    uint32_t flow;
+    uint32_t size;
+    uint16_t source;
+    bool stamped;
+    enum fate fate;
+};
+
+struct fifo {
+    struct flow_id id;
+    bool stamped;
+    uint32_t gap_ns;
+    uint32_t max_gap_ns;        /* That it has ever had. */
+    uint64_t last_edt_ns;
+
+    uint32_t *numbers;          /* Of its packets. */
+    size_t head, tail, allocated;
+
+    unsigned int n_turns;       /* In the current drain. */
+    bool due;                   /* At its start. */
+};
+
+#define MAX_FLOWS 256
+#define MAX_SOURCES 16
+
+/* A shaper and its model. */
+struct world {
+    struct options options;
+    struct shaper_config *config;
+    struct shaper_thread *thread;
+    struct flow_shaper *s;
+    uint64_t now_ns;
+    bool closing;
+    bool expires;               /* Drops may be ahead of the model's. */
+
+    struct fifo flows[MAX_FLOWS];
+    size_t n_flows;
+    size_t n_active;            /* Flows that hold packets. */
+    size_t n_held;
+    size_t n_held_by_source[MAX_SOURCES];
+    uint64_t unstamped_bytes[MAX_QUEUES + 1];
+
+    uint64_t counters[SHAPER_N_COUNTERS];
+    uint64_t n_stamped_sent;
+    struct shaper_class_stats classes[MAX_QUEUES + 1];
+};
+
+/* Of all packets there ever were, by their numbers. */
+static struct record *records;
+static size_t n_records, allocated_records;
+
+static size_t
+fifo_length(const struct fifo *f)
+{
+    return f->tail - f->head;
+}
+
+static struct record *
+fifo_first(const struct fifo *f)
+{
+    return &records[f->numbers[f->head]];
+}
+
+static void
+fifo_append(struct fifo *f, uint32_t number)
+{
+    if (f->tail == f->allocated) {
+        f->numbers = x2nrealloc(f->numbers, &f->allocated, sizeof *f->numbers);
+    }
+    f->numbers[f->tail++] = number;
+}
+
+static bool
+flow_id_same_fifo(const struct flow_id *a, const struct flow_id *b)
+{
+    return (a->first_meter == b->first_meter && a->last_meter == b->last_meter
+            && a->queue_id == b->queue_id && a->dest_type == b->dest_type
+            && a->dest == b->dest);
+}
+
+/* Adds a flow with a random identity that no other flow of 'w' has. */
+static struct fifo *
+world_add_flow(struct world *w, bool stamped, uint32_t queue_id)
+{
+    struct fifo *f = &w->flows[w->n_flows];
+    bool again;
+
+    ovs_assert(w->n_flows < MAX_FLOWS);
+    memset(f, 0, sizeof *f);
+    do {
+        f->id = (struct flow_id) {
+            .first_meter = stamped ? choose(4) : UINT32_MAX,
+            .last_meter = stamped ? choose(16) : UINT32_MAX,
+            .queue_id = queue_id,
+            .dest_type = choose(N_DEST_TYPES),
+            .dest = choose(16),
+            .n_vlans = choose(3),
+        };
+        again = false;
+        for (size_t i = 0; i < w->n_flows; i++) {
+            again |= flow_id_same_fifo(&f->id, &w->flows[i].id);
+        }
+    } while (again);
+    f->stamped = stamped;
+    f->gap_ns = f->max_gap_ns = stamped ? 1 + choose_log(10 * MS) : 0;
+    w->n_flows++;
+    return f;
+}
+
+static void
+world_init(struct world *w, const struct options *o)
+{
+    memset(w, 0, sizeof *w);
+    w->options = *o;
+    w->config = config_create(o);
+    w->thread = shaper_thread_create();
+    w->now_ns = START_NS + choose(1 << 20);
+    w->s = flow_shaper_create(w->config, w->thread, 3, w->now_ns);
+}
+
+/* Index of the class of 'queue_id'. */
+static size_t
+world_class(const struct world *w, uint32_t queue_id)
+{
+    return queue_id < SHAPER_MAX_QUEUES ? w->config->class_by_queue[queue_id]
+                                        : 0;
+}
+
+static bool
+class_is_paced(const struct world *w, size_t class)
+{
+    return w->config->port_pace || w->config->classes[class].pace;
+}
+
+/* Bytes without an EDT that a class may hold. */
+static uint64_t
+class_unstamped_limit(const struct world *w, size_t class)
+{
+    uint64_t rate = w->options.port_rate_bps;
+
+    for (size_t i = 0; i < w->options.n_queues; i++) {
+        const struct queue_options *q = &w->options.queues[i];
+
+        if (q->id == w->config->classes[class].queue_id && q->rate_bps) {
+            rate = rate ? MIN(rate, q->rate_bps) : q->rate_bps;
+        }
+    }
+    return rate ? MAX((__int128) rate * w->options.max_delay_ns / 8000000000,
+                      MTU)
+                : UINT64_MAX;
+}
+
+/* Compares statistics with what the model has counted. */
+static void
+world_check_stats(const struct world *w)
+{
+    struct shaper_stats stats;
+    uint64_t n;
+
+    if (w->expires) {
+        return;
+    }
+    memset(&stats, 0, sizeof stats);
+    stats.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+    flow_shaper_get_stats(w->s, &stats);
+    for (int i = 0; i < SHAPER_N_COUNTERS; i++) {
+        if (i != SHAPER_FLOWS && i != SHAPER_NEXT_DUE_NS) {
+            CHECK(stats.counters[i] == w->counters[i],
+                  "%s is %"PRIu64" rather than %"PRIu64,
+                  shaper_counter_name(i), stats.counters[i], w->counters[i]);
+        }
+    }
+    CHECK(stats.counters[SHAPER_FLOWS] >= w->n_active
+          && stats.counters[SHAPER_FLOWS] <= w->n_flows,
+          "%"PRIu64" FIFOs, of %"PRIuSIZE" flows, %"PRIuSIZE" of which hold "
+          "packets", stats.counters[SHAPER_FLOWS], w->n_flows, w->n_active);
+    CHECK(flow_shaper_backlog(w->s) == w->n_held, "backlog is %"PRIuSIZE,
+          flow_shaper_backlog(w->s));
+
+    n = 0;
+    for (int i = 0; i < SHAPER_BATCH_BINS; i++) {
+        n += stats.batch_size[i];
+    }
+    CHECK(n == w->counters[SHAPER_BATCHES],
+          "histogram has %"PRIu64" batches rather than %"PRIu64, n,
+          w->counters[SHAPER_BATCHES]);
+    n = 0;
+    for (int i = 0; i < SHAPER_LATENESS_BINS; i++) {
+        n += stats.lateness[i];
+    }
+    CHECK(n == w->n_stamped_sent, "histogram has the lateness of %"PRIu64
+          " packets rather than %"PRIu64, n, w->n_stamped_sent);
+
+    for (size_t i = 0; i < w->config->n_classes; i++) {
+        struct shaper_class_stats cs = { 0, 0, 0 };
+        uint32_t queue_id = w->config->classes[i].queue_id;
+
+        CHECK(flow_shaper_get_class_stats(w->s, queue_id, &cs)
+              && cs.tx_packets == w->classes[i].tx_packets
+              && cs.tx_bytes == w->classes[i].tx_bytes
+              && cs.drops == w->classes[i].drops,
+              "queue %"PRIu32": %"PRIu64" packets, %"PRIu64" bytes sent, "
+              "%"PRIu64" dropped rather than %"PRIu64", %"PRIu64", %"PRIu64,
+              queue_id, cs.tx_packets, cs.tx_bytes, cs.drops,
+              w->classes[i].tx_packets, w->classes[i].tx_bytes,
+              w->classes[i].drops);
+    }
+}
+
+static void
+world_count(struct world *w, struct record *r, enum shaper_counter cause)
+{
+    size_t class = world_class(w, w->flows[r->flow].id.queue_id);
+
+    w->counters[cause]++;
+    if (cause == SHAPER_SENT || cause == SHAPER_BYPASSED) {
+        w->counters[cause + 1] += r->size;
+        w->classes[class].tx_packets++;
+        w->classes[class].tx_bytes += r->size;
+    } else {
+        w->classes[class].drops++;
+    }
+    r->fate = cause == SHAPER_SENT ? FATE_SENT
+              : cause == SHAPER_BYPASSED ? FATE_PASSED
+              : FATE_DROPPED;
+}
+
+static void
+world_hold(struct world *w, uint32_t number)
+{
+    struct record *r = &records[number];
+    struct fifo *f = &w->flows[r->flow];
+
+    r->fate = FATE_HELD;
+    w->n_active += !fifo_length(f);
+    fifo_append(f, number);
+    w->n_held++;
+    w->n_held_by_source[r->source % MAX_SOURCES]++;
+    w->counters[SHAPER_BACKLOG]++;
+    w->counters[SHAPER_BACKLOG_BYTES] += r->size;
+    if (!r->stamped) {
+        w->unstamped_bytes[world_class(w, f->id.queue_id)] += r->size;
+    }
+}
+
+/* Takes the first packet out of 'f'. */
+static void
+world_release(struct world *w, struct fifo *f)
+{
+    struct record *r = fifo_first(f);
+
+    f->head++;
+    w->n_active -= !fifo_length(f);
+    w->n_held--;
+    w->n_held_by_source[r->source % MAX_SOURCES]--;
+    w->counters[SHAPER_BACKLOG]--;
+    w->counters[SHAPER_BACKLOG_BYTES] -= r->size;
+    if (!r->stamped) {
+        w->unstamped_bytes[world_class(w, f->id.queue_id)] -= r->size;
+    }
+}
+
+/* Says whether 'r' waits (SHAPER_BACKLOG), passes (SHAPER_BYPASSED), or for
+ * what cause it is dropped.  'put' says that it does not pass. */
+static enum shaper_counter
+world_predict(const struct world *w, const struct record *r, bool put)
+{
+    const struct fifo *f = &w->flows[r->flow];
+    size_t class = world_class(w, f->id.queue_id);
+    bool due = !r->stamped || r->edt_ns <= w->now_ns;
+    bool paced = class_is_paced(w, class)
+                 && (r->stamped || r->source != SHAPER_NO_SOURCE);
+
+    if (!fifo_length(f) && ((due && !paced) || w->closing) && !put) {
+        return SHAPER_BYPASSED;
+    }
+
+    uint64_t unstamped = w->unstamped_bytes[class];
+    uint64_t limit = class_unstamped_limit(w, class);
+    uint32_t mine = w->n_held_by_source[r->source % MAX_SOURCES];
+
+    if (!r->stamped && unstamped && unstamped + r->size > limit) {
+        return SHAPER_DROP_MAX_DELAY;
+    } else if (w->n_held >= w->config->max_backlog) {
+        return SHAPER_DROP_BACKLOG;
+    } else if (w->n_held >= HEAP_BUDGET || mine >= HEAP_BUDGET - w->n_held) {
+        return SHAPER_DROP_BUDGET;
+    } else if (!fifo_length(f) && w->n_active >= w->config->max_flows) {
+        return SHAPER_DROP_FLOWS;
+    }
+    return SHAPER_BACKLOG;
+}
+
+/* A packet of 'f', with an EDT unless that is 0, that is not yet offered. */
+static struct dp_packet *
+world_packet(struct world *w, struct fifo *f, uint64_t edt_ns, uint32_t size,
+             uint16_t source)
+{
+    if (n_records == allocated_records) {
+        records = x2nrealloc(records, &allocated_records, sizeof *records);
+    }
+    records[n_records] = (struct record) {
+        .edt_ns = edt_ns ? edt_ns : w->now_ns,
+        .flow = f - w->flows,
+        .size = size,
+        .source = source,
+        .stamped = edt_ns != 0,
+    };
+    return packet_create(&f->id, edt_ns, f->gap_ns, size, n_records++);
+}
+
+/* Offers 'batch' to the shaper and frees what passes. */
+static void
+world_offer(struct world *w, struct dp_packet_batch *batch)
+{
+    size_t n = dp_packet_batch_size(batch);
+    uint32_t expected[MAX_BATCH];
+    uint16_t sources[MAX_BATCH] = { 0 };
+    size_t n_expected = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t number = packet_number(batch->packets[i]);
+        struct record *r = &records[number];
+        enum shaper_counter what = world_predict(w, r, false);
+
+        sources[i] = r->source;
+        if (what == SHAPER_BACKLOG) {
+            world_hold(w, number);
+        } else {
+            world_count(w, r, what);
+            if (what == SHAPER_BYPASSED) {
+                expected[n_expected++] = number;
+            }
+        }
+    }
+
+    flow_shaper_enqueue(w->s, batch, sources, w->now_ns);
+    CHECK(dp_packet_batch_size(batch) == n_expected, "%"PRIuSIZE" of "
+          "%"PRIuSIZE" packets pass rather than %"PRIuSIZE,
+          dp_packet_batch_size(batch), n, n_expected);
+    for (size_t i = 0; i < n_expected; i++) {
+        CHECK(packet_number(batch->packets[i]) == expected[i],
+              "packet %"PRIu32" passes rather than %"PRIu32,
+              packet_number(batch->packets[i]), expected[i]);
+    }
+    dp_packet_delete_batch(batch, true);
+    world_check_stats(w);
+}
+
+/* Offers one packet. */
+static void
+world_offer_one(struct world *w, struct fifo *f, uint64_t edt_ns,
+                uint32_t size, uint16_t source)
+{
+    struct dp_packet_batch batch;
+
+    dp_packet_batch_init_packet(&batch, world_packet(w, f, edt_ns, size,
+                                                     source));
+    world_offer(w, &batch);
+}
+
+/* Hands one packet over. */
+static void
+world_put_one(struct world *w, struct fifo *f, uint64_t edt_ns, uint32_t size,
+              uint16_t source)
+{
+    struct dp_packet *packet = world_packet(w, f, edt_ns, size, source);
+    uint32_t number = packet_number(packet);
+    enum shaper_counter what = world_predict(w, &records[number], true);
+
+    if (what == SHAPER_BACKLOG) {
+        world_hold(w, number);
+    } else {
+        world_count(w, &records[number], what);
+    }
+    flow_shaper_put(w->s, packet, source, w->now_ns);
+    world_check_stats(w);
+}
+
+static bool
+fifo_is_overdue(const struct world *w, const struct fifo *f)
+{
+    return fifo_length(f)
+           && fifo_first(f)->edt_ns
+              + granularity_ns(&w->config->mltw, f->max_gap_ns) <= w->now_ns;
+}
+
+/* Checks a packet that the shaper has sent. */
+static void
+world_sent(struct world *w, const struct dp_packet *packet)
+{
+    uint32_t number = packet_number(packet);
+
+    CHECK(number < n_records, "packet %"PRIu32" never existed", number);
+
+    struct record *r = &records[number];
+    struct fifo *f = &w->flows[r->flow];
+
+    CHECK(r->fate == FATE_HELD, "packet %"PRIu32" was not held (%d)",
+          number, r->fate);
+    CHECK(w->now_ns >= r->edt_ns, "packet %"PRIu32" leaves %"PRIu64" ns early",
+          number, r->edt_ns - w->now_ns);
+
+    /* What was before it has expired or was out of order. */
+    while (fifo_length(f) && f->numbers[f->head] != number) {
+        struct record *first = fifo_first(f);
+
+        CHECK(w->config->paced
+              && w->now_ns > first->edt_ns + w->config->max_delay_ns,
+              "packet %"PRIu32" overtakes %"PRIu32, number,
+              f->numbers[f->head]);
+        world_release(w, f);
+        world_count(w, first, SHAPER_DROP_EXPIRED);
+    }
+    CHECK(fifo_length(f), "packet %"PRIu32" leaves twice", number);
+    CHECK(!w->config->paced
+          || w->now_ns <= r->edt_ns + w->config->max_delay_ns,
+          "packet %"PRIu32" leaves though it has expired", number);
+
+    /* All that are due have their turns, one by one. */
+    if (w->config->n_classes == 1 && f->n_turns) {
+        for (size_t i = 0; i < w->n_flows; i++) {
+            const struct fifo *other = &w->flows[i];
+
+            CHECK(!other->due || other->n_turns, "flow %"PRIu32" has had %u "
+                  "turns before flow %"PRIuSIZE" has one", r->flow,
+                  f->n_turns, i);
+        }
+    }
+    f->n_turns++;
+
+    world_release(w, f);
+    world_count(w, r, SHAPER_SENT);
+    w->n_stamped_sent += r->stamped;
+}
+
+/* Drains at most 'max' packets and one batch more (0: all that is due) and
+ * returns their number. */
+static size_t
+world_drain(struct world *w, size_t max)
+{
+    struct dp_packet_batch batch;
+    size_t n_sent = 0;
+
+    for (size_t i = 0; i < w->n_flows; i++) {
+        w->flows[i].due = fifo_is_overdue(w, &w->flows[i]);
+        w->flows[i].n_turns = 0;
+    }
+    while (!max || n_sent < max) {
+        size_t n = flow_shaper_drain(w->s, &batch, w->now_ns);
+        struct dp_packet *packet;
+
+        CHECK(n == dp_packet_batch_size(&batch) && n <= MAX_BATCH,
+              "drain returns %"PRIuSIZE, n);
+        if (!n) {
+            break;
+        }
+        DP_PACKET_BATCH_FOR_EACH (i, packet, &batch) {
+            world_sent(w, packet);
+        }
+        dp_packet_delete_batch(&batch, true);
+        n_sent += n;
+    }
+    flow_shaper_end_drain(w->s, n_sent, w->now_ns);
+    w->counters[SHAPER_BATCHES] += n_sent > 0;
+
+    if (!max && !w->config->paced) {
+        for (size_t i = 0; i < w->n_flows; i++) {
+            CHECK(!fifo_is_overdue(w, &w->flows[i]),
+                  "packet %"PRIu32" of flow %"PRIuSIZE" should have left "
+                  "at %"PRIu64", or %"PRIu64" ns later, now is %"PRIu64,
+                  w->flows[i].numbers[w->flows[i].head], i,
+                  fifo_first(&w->flows[i])->edt_ns,
+                  granularity_ns(&w->config->mltw, w->flows[i].max_gap_ns),
+                  w->now_ns);
+        }
+    }
+    if (!w->config->paced) {
+        world_check_stats(w);
+    }
+    return n_sent;
+}
+
+/* Goes to the time at which something may be due, checking that nothing leaves
+ * a ns before, and that something does then. */
+static void
+world_next(struct world *w)
+{
+    uint64_t next_ns = flow_shaper_next_due(w->s, w->now_ns);
+    uint64_t backlog = flow_shaper_backlog(w->s);
+
+    if (!backlog) {
+        CHECK(next_ns == UINT64_MAX, "nothing is held, but due at %"PRIu64,
+              next_ns);
+        return;
+    }
+    CHECK(next_ns != UINT64_MAX && next_ns >= w->now_ns, "next due at %"PRIu64
+          ", now is %"PRIu64, next_ns, w->now_ns);
+    if (next_ns > w->now_ns) {
+        if (next_ns - 1 > w->now_ns && choose(2)) {
+            w->now_ns += choose(next_ns - w->now_ns);
+        } else {
+            w->now_ns = next_ns - 1;
+        }
+        CHECK(!world_drain(w, 0) && flow_shaper_backlog(w->s) == backlog,
+              "packet leaves at %"PRIu64", was to be due at %"PRIu64,
+              w->now_ns, next_ns);
+        w->now_ns = next_ns;
+    }
+
+    bool progress = world_drain(w, 0) || flow_shaper_backlog(w->s) < backlog;
+
+    CHECK(progress || (w->config->paced
+                       && flow_shaper_next_due(w->s, w->now_ns) > w->now_ns),
+          "nothing leaves at %"PRIu64", when it was to be due", w->now_ns);
+}
+
+/* Drains everything. */
+static void
+world_run_dry(struct world *w)
+{
+    while (flow_shaper_backlog(w->s)) {
+        world_next(w);
+    }
+    if (w->config->paced) {
+        /* Packets that expired behind all others. */
+        for (size_t i = 0; i < w->n_flows; i++) {
+            struct fifo *f = &w->flows[i];
+
+            while (fifo_length(f)) {
+                struct record *r = fifo_first(f);
+
+                CHECK(w->now_ns > r->edt_ns + w->config->max_delay_ns,
+                      "packet %"PRIu32" is lost", f->numbers[f->head]);
+                world_release(w, f);
+                world_count(w, r, SHAPER_DROP_EXPIRED);
+            }
+        }
+    }
+    w->expires = false;
+    CHECK(!w->n_held, "%"PRIuSIZE" packets are lost", w->n_held);
+    CHECK(flow_shaper_next_due(w->s, w->now_ns) == UINT64_MAX,
+          "nothing is held, but due");
+    world_check_stats(w);
+}
+
+static void
+world_destroy(struct world *w)
+{
+    flow_shaper_destroy(w->s);
+    shaper_thread_destroy(w->thread);
+    shaper_config_unref(w->config);
+    for (size_t i = 0; i < w->n_flows; i++) {
+        free(w->flows[i].numbers);
+    }
+    free(records);
+    records = NULL;
+    n_records = allocated_records = 0;
+}
+
+/* Makes the shaper follow other options. */
+static void
+world_set_options(struct world *w, const struct options *o)
+{
+    struct shaper_config *old = w->config;
+    struct shaper_class_stats old_classes[MAX_QUEUES + 1];
+
+    w->config = config_create(o);
+    w->options = *o;
+    w->closing = false;
+    memcpy(old_classes, w->classes, sizeof old_classes);
+    memset(w->classes, 0, sizeof w->classes);
+    memset(w->unstamped_bytes, 0, sizeof w->unstamped_bytes);
+    for (size_t i = 0; i < w->config->n_classes; i++) {
+        for (size_t j = 0; j < old->n_classes; j++) {
+            if (old->classes[j].queue_id == w->config->classes[i].queue_id) {
+                w->classes[i] = old_classes[j];
+            }
+        }
+    }
+    for (size_t i = 0; i < w->n_flows; i++) {
+        const struct fifo *f = &w->flows[i];
+
+        for (size_t j = f->head; j < f->tail; j++) {
+            const struct record *r = &records[f->numbers[j]];
+
+            if (!r->stamped) {
+                w->unstamped_bytes[world_class(w, f->id.queue_id)] += r->size;
+            }
+        }
+    }
+    flow_shaper_set_config(w->s, w->config, w->now_ns);
+    CHECK(flow_shaper_config(w->s) == w->config
+          && !flow_shaper_is_closing(w->s), "configuration not followed");
+    shaper_config_unref(old);
+    world_check_stats(w);
+}
+
+/* Passes the shaper on to another thread. */
+static void
+world_change_thread(struct world *w)
+{
+    struct shaper_thread *thread = shaper_thread_create();
+
+    flow_shaper_detach(w->s);
+    shaper_thread_destroy(w->thread);
+    w->thread = thread;
+    flow_shaper_attach(w->s, thread, 7);
+    CHECK(flow_shaper_core_id(w->s) == 7, "wrong core");
+    world_check_stats(w);
+}
+
+static void
+choose_geometry(struct mltw_config *mltw)
+{
+    unsigned int min_shift = choose(13);
+
+    mltw->n_wheels = 1 + choose(40);
+    mltw->n_slots = 4 << choose(8);
+    mltw->min_granularity_ns = UINT64_C(1) << min_shift;
+    mltw->max_granularity_ns = UINT64_C(1) << (min_shift + choose(12));
+}
+
+/* Options without rates. */
+static void
+choose_options(struct options *o)
+{
+    *o = OPTIONS_DEFAULT;
+    if (choose(2)) {
+        choose_geometry(&o->mltw);
+    }
+    if (choose(4) == 0) {
+        o->max_backlog = 1 + choose_log(300);
+    }
+    if (choose(4) == 0) {
+        o->max_flows = 1 + choose_log(200);
+    }
+    o->max_delay_ns = 1000 + choose_log(50 * MS);
+    o->n_queues = choose(2) ? choose(4) : 0;
+    for (size_t i = 0; i < o->n_queues; i++) {
+        o->queues[i].id = i ? 3 * i + choose(3) : choose(3);
+    }
+}
+
+/* A random batch: of a few of the flows, with EDTs that rise along each one,
+ * mostly, and some that are past. */
+static void
+world_offer_random(struct world *w)
+{
+    struct dp_packet_batch batch;
+    size_t n = 1 + choose(MAX_BATCH);
+
+    dp_packet_batch_init(&batch);
+    while (dp_packet_batch_size(&batch) < n) {
+        struct fifo *f = &w->flows[choose(1 + choose(w->n_flows))];
+
+        for (size_t run = 1 + choose(4);
+             run && dp_packet_batch_size(&batch) < n; run--) {
+            uint64_t edt_ns = 0;
+
+            if (f->stamped) {
+                if (choose(50) == 0) {
+                    f->gap_ns = 1 + choose_log(10 * MS);
+                    f->max_gap_ns = MAX(f->max_gap_ns, f->gap_ns);
+                }
+                edt_ns = MAX(f->last_edt_ns + f->gap_ns, w->now_ns);
+                if (edt_ns > w->now_ns + 30 * MS) {
+                    edt_ns = w->now_ns + choose(30 * MS);
+                } else if (choose(20) == 0) {
+                    edt_ns = w->now_ns - choose(1000)
+                             + choose(2) * choose_log(50 * MS);
+                }
+                f->last_edt_ns = edt_ns;
+            }
+            dp_packet_batch_add(&batch, world_packet(
+                w, f, edt_ns, MIN_PACKET + choose(MTU - MIN_PACKET),
+                choose(20) ? choose(MAX_SOURCES - 1) : SHAPER_NO_SOURCE));
+        }
+    }
+    world_offer(w, &batch);
+}
+
+/* Random operations on shapers without rates. */
+static void
+test_random(void)
+{
+    for (unsigned int i = 0; i < rounds(400); i++) {
+        size_t n_flows = 1 + choose_log(200);
+        struct options o;
+        struct world w;
+
+        choose_options(&o);
+        world_init(&w, &o);
+        while (w.n_flows < n_flows) {
+            world_add_flow(&w, choose(10) != 0, choose(2) ? 0 : choose(12));
+        }
+        for (unsigned int j = 0; j < 200; j++) {
+            switch (choose(12)) {
+            case 0: case 1: case 2: case 3:
+                world_offer_random(&w);
+                break;
+            case 4: case 5:
+                world_next(&w);
+                break;
+            case 6: case 7: case 8:
+                w.now_ns += choose_log(20000);
+                world_drain(&w, 0);
+                break;
+            case 9:
+                w.now_ns += choose_log(20 * MS);
+                world_drain(&w, choose(3) * MAX_BATCH);
+                break;
+            case 10:
+                if (choose(5) == 0) {
+                    /* A stall. */
+                    w.now_ns += choose_log(1000 * MS);
+                    world_drain(&w, 0);
+                }
+                break;
+            case 11:
+                if (choose(5) == 0) {
+                    world_change_thread(&w);
+                }
+                if (choose(20) == 0) {
+                    w.closing = true;
+                    flow_shaper_set_closing(w.s);
+                    CHECK(flow_shaper_is_closing(w.s), "not closing");
+                }
+                break;
+            }
+        }
+        if (choose(4)) {
+            world_run_dry(&w);
+        }
+        world_destroy(&w);
+    }
+}
+
+/* Everything that can be configured changes while packets are held. */
+static void
+test_reconfigure(void)
+{
+    for (unsigned int i = 0; i < rounds(300); i++) {
+        size_t n_flows = 1 + choose_log(200);
+        struct options o;
+        struct world w;
+
+        choose_options(&o);
+        o.max_flows = 4096;
+        world_init(&w, &o);
+        while (w.n_flows < n_flows) {
+            world_add_flow(&w, choose(10) != 0, choose(2) ? 0 : choose(12));
+        }
+        for (unsigned int j = 0; j < 30; j++) {
+            uint32_t max_flows = o.max_flows;
+
+            for (size_t n = choose(4); n > 0; n--) {
+                world_offer_random(&w);
+                w.now_ns += choose_log(1 * MS);
+                world_drain(&w, choose(3) * MAX_BATCH);
+            }
+            choose_options(&o);
+
+            /* The next test is for fewer flows than there are. */
+            o.max_flows = MAX_FLOWS + choose(max_flows + 1);
+            world_set_options(&w, &o);
+        }
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* With fewer flows allowed than hold packets, all are still served, and no
+ * others are taken until there is room. */
+static void
+test_fewer_flows(void)
+{
+    for (unsigned int i = 0; i < rounds(50); i++) {
+        size_t n_flows = 2 + choose(200);
+        struct options o = OPTIONS_DEFAULT;
+        struct world w;
+
+        if (choose(2)) {
+            o.max_flows = 64 + choose(200);
+        }
+        o.n_queues = choose(3);
+        for (size_t j = 0; j < o.n_queues; j++) {
+            o.queues[j].id = 1 + j;
+        }
+        world_init(&w, &o);
+        while (w.n_flows < n_flows) {
+            world_add_flow(&w, choose(10) != 0, choose(4));
+        }
+        for (int j = 0; j < 10; j++) {
+            world_offer_random(&w);
+        }
+        o.max_flows = 1 + choose(MAX(w.n_active, 1));
+        world_set_options(&w, &o);
+
+        /* Flows that hold packets, and some that have never existed. */
+        for (int j = 0; j < 100; j++) {
+            bool fresh = choose(4) == 0 && w.n_flows < MAX_FLOWS;
+            struct fifo *f = fresh ? world_add_flow(&w, true, choose(4))
+                                   : &w.flows[choose(w.n_flows)];
+
+            if (fresh || fifo_length(f)) {
+                world_offer_one(&w, f, f->stamped ? w.now_ns + choose(4 * MS)
+                                                  : 0, MTU, 1);
+            }
+            if (choose(10) == 0) {
+                w.now_ns += choose_log(4 * MS);
+                world_drain(&w, 0);
+            }
+        }
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* What an older shaper of the same port holds goes first. */
+static void
+test_merge(void)
+{
+    for (unsigned int i = 0; i < rounds(200); i++) {
+        size_t n_flows = 1 + choose_log(100);
+        bool overflow = choose(4) == 0;
+        struct world w[2];
+        struct options o;
+
+        choose_options(&o);
+        o.max_flows = 4096;
+        world_init(&w[0], &o);
+        while (w[0].n_flows < n_flows) {
+            world_add_flow(&w[0], choose(10) != 0, choose(2) ? 0 : choose(12));
+        }
+        if (choose(2)) {
+            choose_options(&o);
+        }
+        o.max_flows = overflow ? 1 + choose(n_flows) : 4096;
+        world_init(&w[1], &o);
+        memcpy(w[1].flows, w[0].flows, sizeof w[0].flows);
+        w[1].n_flows = n_flows;
+
+        for (size_t j = 0; j < 30; j++) {
+            int k = j < 10 ? 0 : choose(2);
+
+            world_offer_random(&w[k]);
+            w[k].now_ns += choose_log(2 * MS);
+            world_drain(&w[k], choose(2) * MAX_BATCH);
+        }
+        w[0].now_ns = w[1].now_ns = MAX(w[0].now_ns, w[1].now_ns);
+
+        flow_shaper_detach(w[0].s);
+        flow_shaper_merge(w[1].s, w[0].s, w[1].now_ns);
+        CHECK(!flow_shaper_backlog(w[0].s), "%"PRIuSIZE" packets left behind",
+              flow_shaper_backlog(w[0].s));
+
+        /* The same with the models. */
+        struct shaper_stats stats;
+        uint64_t n_removed = 0;
+
+        memset(&stats, 0, sizeof stats);
+        flow_shaper_get_stats(w[1].s, &stats);
+        for (int j = 0; j < SHAPER_BACKLOG; j++) {
+            w[1].counters[j] += w[0].counters[j];
+        }
+        w[1].n_stamped_sent += w[0].n_stamped_sent;
+        for (size_t j = 0; j < w[0].config->n_classes; j++) {
+            size_t k = world_class(&w[1], w[0].config->classes[j].queue_id);
+
+            w[1].classes[k].tx_packets += w[0].classes[j].tx_packets;
+            w[1].classes[k].tx_bytes += w[0].classes[j].tx_bytes;
+            w[1].classes[k].drops += w[0].classes[j].drops;
+        }
+        for (size_t j = 0; j < n_flows; j++) {
+            struct fifo *older = &w[0].flows[j];
+            struct fifo *f = &w[1].flows[j];
+            size_t head = f->head, tail = f->tail;
+
+            f->max_gap_ns = MAX(f->max_gap_ns, older->max_gap_ns);
+            for (size_t k = older->head; k < older->tail; k++) {
+                world_hold(&w[1], older->numbers[k]);
+            }
+            for (size_t k = head; k < tail; k++) {
+                fifo_append(f, f->numbers[k]);
+            }
+            f->head = tail;
+        }
+
+        /* Flows of which there are too many lose their packets. */
+        n_removed = w[1].n_held - flow_shaper_backlog(w[1].s);
+        CHECK(n_removed == stats.counters[SHAPER_DROP_REMOVED],
+              "%"PRIu64" packets are missing, %"PRIu64" are counted",
+              n_removed, stats.counters[SHAPER_DROP_REMOVED]);
+        if (n_removed) {
+            CHECK(overflow, "%"PRIu64" packets removed", n_removed);
+            while (flow_shaper_backlog(w[1].s)) {
+                struct dp_packet_batch batch;
+
+                w[1].now_ns = flow_shaper_next_due(w[1].s, w[1].now_ns);
+                flow_shaper_drain(w[1].s, &batch, w[1].now_ns);
+                flow_shaper_end_drain(w[1].s, dp_packet_batch_size(&batch),
+                                      w[1].now_ns);
+                dp_packet_delete_batch(&batch, true);
+            }
+        } else {
+            world_check_stats(&w[1]);
+            for (int j = 0; j < 5; j++) {
+                world_offer_random(&w[1]);
+                w[1].now_ns += choose_log(1 * MS);
+                world_drain(&w[1], choose(2) * MAX_BATCH);
+            }
+            world_run_dry(&w[1]);
+        }
+        world_destroy(&w[0]);
+        world_destroy(&w[1]);
+    }
+}
+
+/* However many flows are due, each sends one packet before any sends two. */
+static void
+test_turns(void)
+{
+    for (unsigned int i = 0; i < rounds(100); i++) {
+        size_t n_flows = 1 + choose(MAX_FLOWS - 1);
+        struct options o = OPTIONS_DEFAULT;
+        struct world w;
+
+        world_init(&w, &o);
+        while (w.n_flows < n_flows) {
+            world_add_flow(&w, true, 0);
+        }
+        for (unsigned int j = 0; j < 5; j++) {
+            for (size_t k = 0; k < n_flows; k++) {
+                for (size_t n = 1 + choose(4); n > 0; n--) {
+                    world_offer_one(&w, &w.flows[k],
+                                    w.now_ns + 1 + choose(MS), MTU, 1);
+                }
+            }
+            w.now_ns += 2 * MS;
+            world_drain(&w, choose(2) * choose(6 * MAX_BATCH));
+        }
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* Limits. */
+
+static void
+test_backlog(void)
+{
+    for (uint32_t max_backlog = 1; max_backlog < 2000; max_backlog *= 3) {
+        struct options o = OPTIONS_DEFAULT;
+        struct world w;
+
+        o.max_backlog = max_backlog;
+        world_init(&w, &o);
+        for (int i = 0; i < 10; i++) {
+            world_add_flow(&w, i != 9, 0);
+        }
+        for (uint32_t i = 0; i < max_backlog + 100; i++) {
+            world_offer_one(&w, &w.flows[choose(9)], w.now_ns + 1000 + i,
+                            MTU, 1);
+        }
+        CHECK(w.counters[SHAPER_BACKLOG] == max_backlog, "test is wrong");
+        w.now_ns += 1000;
+        world_drain(&w, 0);
+        for (int i = 0; i < 10; i++) {
+            world_offer_random(&w);
+            world_next(&w);
+        }
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+static void
+test_flows(void)
+{
+    for (uint32_t max_flows = 1; max_flows < 200; max_flows = max_flows * 2
+                                                              + choose(2)) {
+        struct options o = OPTIONS_DEFAULT;
+        struct world w;
+
+        o.max_flows = max_flows;
+        world_init(&w, &o);
+        while (w.n_flows < MAX_FLOWS) {
+            world_add_flow(&w, true, 0);
+        }
+        for (int i = 0; i < 3; i++) {
+            /* world_offer_one() checks that just the first ones are taken. */
+            for (int j = 0; j < MAX_FLOWS; j++) {
+                world_offer_one(&w, &w.flows[(j + i * 100) % MAX_FLOWS],
+                                w.now_ns + 1000 * (1 + j), MTU, 1);
+            }
+            w.now_ns += max_flows * 500;
+            world_drain(&w, 0);
+        }
+        world_run_dry(&w);
+        CHECK(w.counters[SHAPER_DROP_FLOWS], "test is wrong");
+
+        /* FIFOs age out. */
+        for (int i = 0; i < MAX_FLOWS; i++) {
+            w.now_ns += 1100 * MS;
+            flow_shaper_end_drain(w.s, 0, w.now_ns);
+        }
+        struct shaper_stats stats;
+        memset(&stats, 0, sizeof stats);
+        flow_shaper_get_stats(w.s, &stats);
+        CHECK(stats.counters[SHAPER_FLOWS] <= 4, "%"PRIu64" FIFOs of no use",
+              stats.counters[SHAPER_FLOWS]);
+        world_destroy(&w);
+    }
+}
+
+/* Offers packets of 'source' until one is dropped and returns how many were
+ * held. */
+static uint32_t
+fill(struct world *w, uint16_t source, uint32_t max)
+{
+    struct shaper_stats stats;
+    uint64_t before;
+    uint32_t n;
+
+    memset(&stats, 0, sizeof stats);
+    flow_shaper_get_stats(w->s, &stats);
+    before = stats.counters[SHAPER_DROP_BUDGET];
+    for (n = 0; n <= max; n++) {
+        struct dp_packet_batch batch;
+        uint64_t edt_ns = w->now_ns + 1000 + n;
+
+        dp_packet_batch_init_packet(&batch, packet_create(
+            &w->flows[n % w->n_flows].id, edt_ns, 1000, MIN_PACKET, n));
+        flow_shaper_enqueue(w->s, &batch, &source, w->now_ns);
+        CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
+        memset(&stats, 0, sizeof stats);
+        flow_shaper_get_stats(w->s, &stats);
+        if (stats.counters[SHAPER_DROP_BUDGET] != before) {
+            CHECK(stats.counters[SHAPER_DROP_BUDGET] == before + 1,
+                  "dropped twice");
+            break;
+        }
+    }
+    return n;
+}
+
+/* A source may hold as much as is left, and threads share the budget. */
+static void
+test_budget(void)
+{
+    for (unsigned int n_threads = 1; n_threads <= 4; n_threads++) {
+        uint32_t budget = HEAP_BUDGET / n_threads;
+        struct shaper_thread *threads[4];
+        struct options o = OPTIONS_DEFAULT;
+        uint32_t held = 0;
+        struct world w;
+
+        world_init(&w, &o);
+        for (int i = 0; i < 5; i++) {
+            world_add_flow(&w, true, 0);
+        }
+        for (unsigned int i = 1; i < n_threads; i++) {
+            threads[i] = shaper_thread_create();
+        }
+        for (uint32_t source = 0; source < 4; source++) {
+            /* mine < budget - held - mine */
+            uint32_t expected = (budget - held + 1) / 2;
+            uint32_t n = fill(&w, source == 3 ? SHAPER_NO_SOURCE : source,
+                              budget);
+
+            CHECK(n == expected, "%u threads: source %"PRIu32" may hold "
+                  "%"PRIu32" packets rather than %"PRIu32" beside %"PRIu32,
+                  n_threads, source, n, expected, held);
+            held += n;
+        }
+        for (unsigned int i = 1; i < n_threads; i++) {
+            shaper_thread_destroy(threads[i]);
+        }
+
+        /* Another shaper of the same thread shares the budget, and has it to
+         * itself once the first one has gone to another thread. */
+        struct flow_shaper *first = w.s;
+        struct shaper_thread *other = shaper_thread_create();
+        uint32_t rest = HEAP_BUDGET / 2 > held ? HEAP_BUDGET / 2 - held : 0;
+
+        w.s = flow_shaper_create(w.config, w.thread, 3, w.now_ns);
+        uint32_t n = fill(&w, 9, budget);
+        CHECK(n == (rest + 1) / 2, "source may hold %"PRIu32" packets rather "
+              "than %"PRIu32" in a second shaper", n, (rest + 1) / 2);
+        flow_shaper_detach(first);
+        flow_shaper_attach(first, other, 4);
+        n += fill(&w, 9, budget);
+        CHECK(n == HEAP_BUDGET / 4, "source may hold %"PRIu32" packets in a "
+              "second shaper after the first has gone", n);
+        flow_shaper_destroy(first);
+        shaper_thread_destroy(other);
+        world_destroy(&w);
+    }
+}
+
+/* Packets that nothing keeps. */
+static void
+test_bypass(void)
+{
+    struct options o = OPTIONS_DEFAULT;
+    struct fifo *stamped, *unstamped;
+    struct world w;
+
+    world_init(&w, &o);
+    stamped = world_add_flow(&w, true, 0);
+    unstamped = world_add_flow(&w, false, 0);
+
+    /* Due, unstamped, and both while others wait; an EDT of now is due. */
+    for (int i = 0; i < 2; i++) {
+        world_offer_one(&w, world_add_flow(&w, true, 0), w.now_ns, MTU, 1);
+        world_offer_one(&w, world_add_flow(&w, true, 0), 1, MTU, 1);
+        world_offer_one(&w, unstamped, 0, MTU, 1);
+        world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
+        CHECK(w.counters[SHAPER_BYPASSED] == 4 * (i + 1), "not bypassed");
+        if (!i) {
+            world_offer_one(&w, stamped, w.now_ns + 1, MTU, 1);
+            CHECK(w.n_held == 1, "not held");
+        }
+    }
+
+    /* Due, but its flow's first packet is not. */
+    world_offer_one(&w, stamped, w.now_ns, MTU, 1);
+    CHECK(w.n_held == 2, "overtakes");
+    world_put_one(&w, stamped, w.now_ns - 5, MTU, 1);
+    world_run_dry(&w);
+
+    /* Handed over when already due. */
+    world_put_one(&w, stamped, w.now_ns - 5, MTU, 1);
+    CHECK(w.n_held == 1, "not held");
+    CHECK(flow_shaper_next_due(w.s, w.now_ns) == w.now_ns, "not due");
+    CHECK(world_drain(&w, 0) == 1, "not sent");
+    world_destroy(&w);
+
+    /* With a rate, only what no port has received and has no stamp. */
+    o.port_rate_bps = 1000000000;
+    world_init(&w, &o);
+    stamped = world_add_flow(&w, true, 0);
+    unstamped = world_add_flow(&w, false, 0);
+    world_offer_one(&w, stamped, w.now_ns - 5, MTU, 1);
+    CHECK(w.n_held == 1, "not held");
+    world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
+    CHECK(w.n_held == 1, "held");
+    world_offer_one(&w, unstamped, 0, MTU, 1);
+    CHECK(w.n_held == 2, "not held");
+    world_run_dry(&w);
+    world_destroy(&w);
+}
+
+/* A shaper that is closing only holds what would overtake. */
+static void
+test_closing(void)
+{
+    for (unsigned int i = 0; i < rounds(50); i++) {
+        struct options o = OPTIONS_DEFAULT;
+        struct fifo *held, *other;
+        struct world w;
+
+        if (choose(2)) {
+            o.port_rate_bps = 1000000000;
+        }
+        world_init(&w, &o);
+        held = world_add_flow(&w, true, 0);
+        other = world_add_flow(&w, true, 0);
+        for (int j = 0; j < 10; j++) {
+            world_offer_one(&w, held, w.now_ns + 1000 * j, MTU, 1);
+        }
+        w.closing = true;
+        flow_shaper_set_closing(w.s);
+        world_offer_one(&w, other, w.now_ns + MS, MTU, 1);
+        CHECK(w.counters[SHAPER_BYPASSED], "held while closing");
+        world_offer_one(&w, held, w.now_ns + 100, MTU, 1);
+        CHECK(w.counters[SHAPER_BACKLOG] >= 10, "overtakes while closing");
+        world_run_dry(&w);
+        world_offer_one(&w, held, w.now_ns + MS, MTU, 1);
+        CHECK(!flow_shaper_backlog(w.s), "held again while closing");
+
+        /* Configured again. */
+        world_set_options(&w, &o);
+        world_offer_one(&w, held, w.now_ns + MS, MTU, 1);
+        CHECK(flow_shaper_backlog(w.s) == 1, "not held after closing");
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* Flow keys. */
+
+/* What 'key' should be for 'size' bytes of 'data'. */
+static void
+expected_key(const uint8_t *data, size_t size, struct shaper_flow_key *key)
+{
+    size_t type_ofs = 12;
+    uint16_t type;
+
+    memset(key, 0, sizeof *key);
+    if (size < 14) {
+        return;
+    }
+    for (int i = 0; ; i++) {
+        type = data[type_ofs] << 8 | data[type_ofs + 1];
+        if (i == 2 || (type != 0x8100 && type != 0x88a8)
+            || size < type_ofs + 6) {
+            break;
+        }
+        type_ofs += 4;
+    }
+    if (type == 0x0800 && size >= type_ofs + 2 + 20) {
+        key->addr_type = SHAPER_ADDR_IPV4;
+        memcpy(key->addr, data + type_ofs + 2 + 16, 4);
+    } else if (type == 0x86dd && size >= type_ofs + 2 + 40) {
+        key->addr_type = SHAPER_ADDR_IPV6;
+        memcpy(key->addr, data + type_ofs + 2 + 24, 16);
+    } else {
+        key->addr_type = SHAPER_ADDR_ETH;
+        memcpy(key->addr, data, 6);
+    }
+}
+
+static void
+test_key(void)
+{
+    static const uint16_t types[] = {
+        0x0800, 0x86dd, 0x8100, 0x88a8, 0x9100, 0x0806, 0x8847,
+    };
+
+    for (unsigned int i = 0; i < rounds(300000); i++) {
+        size_t size = choose(choose(4) ? 80 : 16);
+        struct shaper_flow_key key, expected;
+        struct dp_packet packet;
+        uint8_t *data;
+
+        /* Just as many bytes on the heap as there are in the packet. */
+        dp_packet_init(&packet, size);
+        data = dp_packet_put_uninit(&packet, size);
+        random_bytes(data, size);
+        for (size_t ofs = 12; ofs + 2 <= size && ofs <= 24; ofs += 4) {
+            if (choose(8)) {
+                uint16_t type = types[choose(ARRAY_SIZE(types))];
+
+                data[ofs] = type >> 8;
+                data[ofs + 1] = type;
+            }
+        }
+        pkt_metadata_init(&packet.md, ODPP_NONE);
+        expected_key(data, size, &expected);
+        if (choose(2)) {
+            packet.md.edt.edt_ns = 1;
+            packet.md.edt.first_meter = expected.first_meter = choose(100);
+            packet.md.edt.last_meter = expected.last_meter = choose(100);
+        } else {
+            packet.md.edt.first_meter = packet.md.edt.last_meter = choose(100);
+            expected.first_meter = expected.last_meter = UINT32_MAX;
+        }
+        memset(&key, 0xcc, sizeof key);
+        shaper_flow_key_extract(&packet, &key);
+        CHECK(!memcmp(&key, &expected, sizeof key), "packet of %"PRIuSIZE
+              " bytes: type %"PRIu32" rather than %"PRIu32, size,
+              key.addr_type, expected.addr_type);
+        dp_packet_uninit(&packet);
+    }
+}
+
+/* Garbage through the whole shaper. */
+static void
+test_garbage(void)
+{
+    struct options o = OPTIONS_DEFAULT;
+    struct world w;
+    size_t n_in = 0, n_out = 0;
+
+    o.max_flows = 64;
+    world_init(&w, &o);
+    for (unsigned int i = 0; i < rounds(20000); i++) {
+        struct dp_packet_batch batch;
+        uint16_t sources[MAX_BATCH];
+        size_t n = 1 + choose(MAX_BATCH);
+
+        dp_packet_batch_init(&batch);
+        for (size_t j = 0; j < n; j++) {
+            size_t size = choose(80);
+            struct dp_packet *packet = dp_packet_new(size);
+
+            random_bytes(dp_packet_put_uninit(packet, size), size);
+            pkt_metadata_init(&packet->md, ODPP_NONE);
+            packet->md.skb_priority = random_uint32();
+            packet->md.edt.edt_ns = choose(10) ? w.now_ns + choose(100000) : 0;
+            packet->md.edt.gap_ns = random_uint32();
+            packet->md.edt.first_meter = random_uint32();
+            packet->md.edt.last_meter = random_uint32();
+            sources[j] = random_uint16();
+            dp_packet_batch_add(&batch, packet);
+        }
+        n_in += n;
+        flow_shaper_enqueue(w.s, &batch, sources, w.now_ns);
+        n_out += dp_packet_batch_size(&batch);
+        dp_packet_delete_batch(&batch, true);
+
+        w.now_ns += choose(100000);
+        while ((n = flow_shaper_drain(w.s, &batch, w.now_ns)) > 0) {
+            n_out += n;
+            dp_packet_delete_batch(&batch, true);
+        }
+        flow_shaper_end_drain(w.s, n, w.now_ns);
+    }
+
+    struct shaper_stats stats;
+    memset(&stats, 0, sizeof stats);
+    flow_shaper_get_stats(w.s, &stats);
+    for (int i = SHAPER_DROP_MAX_DELAY; i <= SHAPER_DROP_SEGMENT; i++) {
+        n_out += stats.counters[i];
+    }
+    n_out += flow_shaper_backlog(w.s);
+    CHECK(n_in == n_out, "%"PRIuSIZE" packets in, %"PRIuSIZE" out, dropped or "
+          "held", n_in, n_out);
+    world_destroy(&w);
+}
+
+/* Rates of port and queues. */
+
+/* A leaky bucket that what is sent fills. */
+struct bucket {
+    uint64_t rate_bps;
+    __int128 level;             /* Bytes times 8e9. */
+    __int128 max_level;
+    uint64_t last_ns;
+    uint64_t bytes;
+};
+
+static void
+bucket_add(struct bucket *b, uint64_t now_ns, uint64_t bytes)
+{
+    __int128 drained = (__int128) (now_ns - b->last_ns) * b->rate_bps;
+
+    b->level = b->level > drained ? b->level - drained : 0;
+    b->level += (__int128) bytes * 8000000000;
+    b->max_level = MAX(b->max_level, b->level);
+    b->last_ns = now_ns;
+    b->bytes += bytes;
+}
+
+static uint64_t
+bucket_max_bytes(const struct bucket *b)
+{
+    return b->max_level / 8000000000;
+}
+
+struct flood_result {
+    struct bucket port;
+    struct bucket queues[MAX_QUEUES];   /* By index in the options. */
+};
+
+/* Floods the queues in 'o', or queue 0 if there are none, by flows with and
+ * without EDTs for 'duration_ns', so that each of them always has something to
+ * send, and polls every 'poll_ns' at most. */
+static void
+flood(const struct options *o, uint64_t duration_ns, uint64_t poll_ns,
+      struct flood_result *result)
+{
+    const size_t n_queues = MAX(o->n_queues, 1);
+    size_t backlog[MAX_QUEUES] = { 0 };
+    struct world w;
+    uint64_t end_ns;
+
+    world_init(&w, o);
+    memset(result, 0, sizeof *result);
+    result->port.rate_bps = o->port_rate_bps;
+    result->port.last_ns = w.now_ns;
+    for (size_t i = 0; i < n_queues; i++) {
+        result->queues[i].rate_bps = o->queues[i].rate_bps;
+        result->queues[i].last_ns = w.now_ns;
+        for (size_t j = 0; j < 10; j++) {
+            world_add_flow(&w, j < 5, o->queues[i].id);
+        }
+    }
+    end_ns = w.now_ns + duration_ns;
+    while (w.now_ns < end_ns) {
+        for (size_t i = 0; i < n_queues; i++) {
+            while (backlog[i] < 80) {
+                struct fifo *f = &w.flows[i * 10 + choose(10)];
+                struct dp_packet_batch batch;
+                uint16_t source = 1;
+
+                dp_packet_batch_init_packet(&batch, world_packet(
+                    &w, f, f->stamped ? w.now_ns - choose(2) * choose(1000)
+                                      : 0,
+                    choose(2) ? 1500 : MIN_PACKET + choose(1400), source));
+                flow_shaper_enqueue(w.s, &batch, &source, w.now_ns);
+                CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
+                backlog[i]++;
+            }
+        }
+        w.now_ns += 1 + choose(poll_ns);
+        for (;;) {
+            struct dp_packet_batch batch;
+            struct dp_packet *packet;
+
+            if (!flow_shaper_drain(w.s, &batch, w.now_ns)) {
+                break;
+            }
+            DP_PACKET_BATCH_FOR_EACH (i, packet, &batch) {
+                struct record *r = &records[packet_number(packet)];
+                size_t queue = r->flow / 10;
+                uint32_t size = r->size + o->overhead_bytes;
+
+                backlog[queue]--;
+                bucket_add(&result->port, w.now_ns, size);
+                bucket_add(&result->queues[queue], w.now_ns, size);
+            }
+            dp_packet_delete_batch(&batch, true);
+        }
+        flow_shaper_end_drain(w.s, 0, w.now_ns);
+
+        struct shaper_stats stats;
+        memset(&stats, 0, sizeof stats);
+        flow_shaper_get_stats(w.s, &stats);
+        for (int i = SHAPER_DROP_MAX_DELAY; i <= SHAPER_DROP_SEGMENT; i++) {
+            CHECK(!stats.counters[i], "%"PRIu64" packets dropped: %s",
+                  stats.counters[i], shaper_counter_name(i));
+        }
+    }
+    world_destroy(&w);
+}
+
+/* Checks that 'b', to which 'rate' (in bit/s) applies, has had just that, and
+ * never more than 'burst' bytes of it at once. */
+static void
+check_rate(const struct bucket *b, const char *name, uint64_t rate,
+           uint64_t duration_ns, uint64_t burst)
+{
+    uint64_t exact = (__int128) rate * duration_ns / 8000000000;
+    uint64_t slack = burst + exact / 1000;
+
+    CHECK(b->bytes <= exact + slack && b->bytes + slack >= exact,
+          "%s sent %"PRIu64" bytes in %"PRIu64" ms rather than %"PRIu64,
+          name, b->bytes, (uint64_t) (duration_ns / MS), exact);
+    CHECK(!b->rate_bps || bucket_max_bytes(b) <= burst, "%s sent a burst of "
+          "%"PRIu64" bytes, more than %"PRIu64, name, bucket_max_bytes(b),
+          burst);
+}
+
+static const uint64_t rates[] = {
+    100000000, 1000000000, UINT64_C(10000000000), UINT64_C(25000000000),
+};
+
+/* Bytes that a rate with 'poll_ns' between two visits may send at once. */
+static uint64_t
+max_burst(uint64_t rate, uint64_t poll_ns)
+{
+    return (__int128) rate * poll_ns / 8000000000 + 2 * MTU;
+}
+
+static void
+test_port_rate(void)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(rates) * rounds(3); i++) {
+        uint64_t rate = rates[i % ARRAY_SIZE(rates)];
+        uint64_t poll_ns = MIN(1 + choose_log(20000),
+                               UINT64_C(8000000000) * 50000 / rate);
+        uint64_t duration_ns = UINT64_C(8000000000) * 20000000 / rate;
+        struct options o = OPTIONS_DEFAULT;
+        struct flood_result result;
+
+        poll_ns = MAX(poll_ns, duration_ns / 200000);
+        o.max_delay_ns = 1000 * MS;
+        o.port_rate_bps = rate;
+        o.overhead_bytes = choose(2) * 24;
+        flood(&o, duration_ns, poll_ns, &result);
+        check_rate(&result.port, "port", rate, duration_ns,
+                   max_burst(rate, poll_ns));
+    }
+}
+
+/* A queue waits in the wheel, at a granularity that fits its rate. */
+static uint64_t
+queue_burst(const struct options *o, const struct queue_options *q,
+            uint64_t poll_ns)
+{
+    uint64_t gap_ns = MTU * UINT64_C(8000000000) / q->rate_bps;
+
+    return MAX(q->burst_bytes, MTU) - MTU
+           + max_burst(q->rate_bps,
+                       poll_ns + granularity_ns(&o->mltw, gap_ns));
+}
+
+static void
+test_queue_rate(void)
+{
+    for (size_t i = 0; i < rounds(12); i++) {
+        uint64_t poll_ns = 1 + choose_log(20000);
+        uint64_t duration_ns = 200 * MS;
+        struct options o = OPTIONS_DEFAULT;
+        struct flood_result result;
+
+        poll_ns = MAX(poll_ns, duration_ns / 200000);
+        o.max_delay_ns = 1000 * MS;
+        o.overhead_bytes = choose(2) * 24;
+        o.n_queues = 3;
+        for (size_t j = 0; j < 3; j++) {
+            o.queues[j] = (struct queue_options) {
+                .id = j * 2,
+                .rate_bps = 100000000 + choose(900000000),
+                .burst_bytes = choose(2) * choose(20000),
+            };
+        }
+        flood(&o, duration_ns, poll_ns, &result);
+        for (size_t j = 0; j < 3; j++) {
+            check_rate(&result.queues[j], "queue", o.queues[j].rate_bps,
+                       duration_ns, queue_burst(&o, &o.queues[j], poll_ns));
+        }
+    }
+}
+
+/* A queue with a rate has that, if the port has enough, and the others have
+ * the rest. */
+static void
+test_both_rates(void)
+{
+    for (size_t i = 0; i < rounds(8); i++) {
+        uint64_t poll_ns = 1000 + choose_log(20000);
+        uint64_t duration_ns = 200 * MS;
+        struct options o = OPTIONS_DEFAULT;
+        struct flood_result result;
+        uint64_t left;
+
+        o.max_delay_ns = 1000 * MS;
+        o.port_rate_bps = 1000000000;
+        o.n_queues = 3;
+        o.queues[0].id = 0;
+        o.queues[1].id = 1;
+        o.queues[1].rate_bps = 50000000 + choose(150000000);
+        o.queues[2].id = 2;
+        o.queues[2].rate_bps = 50000000 + choose(150000000);
+        flood(&o, duration_ns, poll_ns, &result);
+        left = o.port_rate_bps;
+        for (size_t j = 1; j < 3; j++) {
+            check_rate(&result.queues[j], "queue", o.queues[j].rate_bps,
+                       duration_ns,
+                       queue_burst(&o, &o.queues[j], poll_ns) + 16 * MTU);
+            left -= o.queues[j].rate_bps;
+        }
+        check_rate(&result.queues[0], "default queue", left, duration_ns,
+                   100000);
+        check_rate(&result.port, "port", o.port_rate_bps, duration_ns,
+                   max_burst(o.port_rate_bps, poll_ns));
+    }
+}
+
+/* Queues without a rate of their own share that of the port. */
+static void
+test_share(void)
+{
+    for (size_t i = 0; i < rounds(12); i++) {
+        uint64_t rate = rates[i % 3];
+        uint64_t poll_ns = 1 + choose_log(UINT64_C(8000000000) * 20000 / rate);
+        uint64_t duration_ns = UINT64_C(8000000000) * 5000000 / rate;
+        struct options o = OPTIONS_DEFAULT;
+        struct flood_result result;
+
+        poll_ns = MAX(poll_ns, duration_ns / 100000);
+        o.max_delay_ns = 1000 * MS;
+        o.port_rate_bps = rate;
+        o.n_queues = 2 + choose(MAX_QUEUES - 2);
+        for (size_t j = 0; j < o.n_queues; j++) {
+            o.queues[j].id = j;
+        }
+        flood(&o, duration_ns, poll_ns, &result);
+        for (size_t j = 0; j < o.n_queues; j++) {
+            uint64_t share = result.port.bytes / o.n_queues;
+
+            CHECK(result.queues[j].bytes >= share - share / 10,
+                  "queue %"PRIuSIZE" of %"PRIuSIZE" has %"PRIu64" of %"PRIu64
+                  " bytes, polled every %"PRIu64" ns, %"PRIu64" bit/s", j,
+                  o.n_queues, result.queues[j].bytes, result.port.bytes,
+                  poll_ns / 2, rate);
+        }
+    }
+}
+
+/* Sends what is allowed and returns the bytes. */
+static uint64_t
+drain_bytes(struct world *w)
+{
+    uint64_t before = w->counters[SHAPER_SENT_BYTES];
+
+    world_drain(w, 0);
+    return w->counters[SHAPER_SENT_BYTES] - before;
+}
+
+/* A port or queue that had nothing to send has gained nothing but its burst,
+ * however many packets it has sent before. */
+static void
+test_idle_pace(void)
+{
+    for (unsigned int i = 0; i < rounds(400); i++) {
+        struct options o = OPTIONS_DEFAULT;
+        struct fifo *f;
+        struct world w;
+
+        if (choose(2)) {
+            o.port_rate_bps = UINT64_C(10000000000);
+        } else {
+            o.n_queues = 1;
+            o.queues[0].rate_bps = UINT64_C(10000000000);
+        }
+        world_init(&w, &o);
+        world_add_flow(&w, false, 0);
+        f = world_add_flow(&w, true, 0);
+        for (int j = 0; j < 4; j++) {
+            size_t n = choose(2) ? choose(200) : choose(7) * MAX_BATCH;
+
+            for (size_t k = 0; k < n; k++) {
+                world_offer_one(&w, f, w.now_ns, MTU, 1);
+            }
+            CHECK(drain_bytes(&w) <= MTU, "burst of more than an MTU");
+            while (flow_shaper_backlog(w.s)) {
+                w.now_ns += choose(60000);
+                world_drain(&w, 0);
+            }
+            w.now_ns += choose(20 * MS) + 2000;
+        }
+        world_destroy(&w);
+    }
+}
+
+/* What has no EDT waits for at most the longest delay at the rate; a single
+ * packet always may. */
+static void
+test_unstamped(void)
+{
+    for (unsigned int i = 0; i < rounds(100); i++) {
+        uint64_t rate = 10000 + choose_log(1000000000);
+        struct options o = OPTIONS_DEFAULT;
+        uint64_t n_dropped;
+        struct world w;
+
+        o.max_delay_ns = 1000 + choose_log(50 * MS);
+        if (choose(2)) {
+            o.port_rate_bps = rate;
+        } else {
+            o.n_queues = 2;
+            o.queues[0].rate_bps = rate;
+            o.queues[1].id = 5;
+            o.queues[1].rate_bps = UINT64_C(10000000000);
+        }
+        world_init(&w, &o);
+        for (int j = 0; j < 20; j++) {
+            world_add_flow(&w, false, choose(8));
+        }
+
+        /* world_offer_one() checks each packet.  Drops by expiry would come
+         * only later. */
+        for (int j = 0; j < 200; j++) {
+            struct fifo *f = &w.flows[choose(w.n_flows)];
+
+            world_offer_one(&w, f, 0, choose(3) ? MTU : 9018, 1);
+        }
+        n_dropped = w.counters[SHAPER_DROP_MAX_DELAY];
+        CHECK(n_dropped || rate > 1000000, "test is wrong");
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* Packets that a rate has kept too long are dropped, and a ns before they are
+ * not. */
+static void
+test_expired(void)
+{
+    for (unsigned int i = 0; i < rounds(200); i++) {
+        uint64_t late_ns = 10 * MS + choose(3) - 1;
+        size_t n = 2 + choose(300);
+        struct options o = OPTIONS_DEFAULT;
+        struct fifo *f;
+        struct world w;
+
+        /* A packet takes 1.2 ms. */
+        o.max_delay_ns = 10 * MS;
+        o.port_rate_bps = 10000000;
+        world_init(&w, &o);
+        w.expires = true;
+        for (int j = 0; j < 5; j++) {
+            f = world_add_flow(&w, true, 0);
+        }
+        for (size_t j = 0; j < n; j++) {
+            world_offer_one(&w, &w.flows[choose(5)], w.now_ns, MTU, 1);
+        }
+        CHECK(drain_bytes(&w) == MTU, "not one packet");
+        w.now_ns += late_ns;
+        if (late_ns <= 10 * MS) {
+            /* As many as the port may catch up with. */
+            size_t sent = drain_bytes(&w) / MTU;
+
+            CHECK(sent == MIN(n - 1, 8), "%"PRIuSIZE" packets sent", sent);
+        } else {
+            struct shaper_stats stats;
+
+            for (size_t j = 0; j <= n / 64; j++) {
+                CHECK(!drain_bytes(&w), "expired packet sent");
+            }
+            memset(&stats, 0, sizeof stats);
+            flow_shaper_get_stats(w.s, &stats);
+            CHECK(stats.counters[SHAPER_DROP_EXPIRED] == n - 1,
+                  "%"PRIu64" of %"PRIuSIZE" packets expired",
+                  stats.counters[SHAPER_DROP_EXPIRED], n);
+        }
+
+        /* Others are not affected. */
+        world_offer_one(&w, f, w.now_ns, MTU, 1);
+        world_run_dry(&w);
+        CHECK(records[n_records - 1].fate == FATE_SENT, "last packet is lost");
+        world_destroy(&w);
+    }
+}
+
+/* Rates and EDTs at the same time, random operations. */
+static void
+test_random_paced(void)
+{
+    for (unsigned int i = 0; i < rounds(200); i++) {
+        size_t n_flows = 1 + choose_log(100);
+        struct options o;
+        struct world w;
+
+        choose_options(&o);
+        o.max_backlog = 1 << 18;
+        o.max_flows = 4096;
+        o.max_delay_ns = 2000 * MS;
+        if (choose(2)) {
+            o.port_rate_bps = 10000000 + choose_log(UINT64_C(100000000000));
+        }
+        for (size_t j = 0; j < o.n_queues; j++) {
+            if (choose(2)) {
+                o.queues[j].rate_bps
+                    = 10000000 + choose_log(UINT64_C(10000000000));
+                o.queues[j].burst_bytes = choose(2) * choose_log(100000);
+            }
+        }
+        world_init(&w, &o);
+        while (w.n_flows < n_flows) {
+            world_add_flow(&w, choose(4) != 0, choose(2) ? 0 : choose(12));
+        }
+        for (unsigned int j = 0; j < 100; j++) {
+            switch (choose(10)) {
+            case 0: case 1: case 2: case 3:
+                if (w.n_held < 1000) {
+                    world_offer_random(&w);
+                }
+                break;
+            case 4: case 5: case 6:
+                world_next(&w);
+                break;
+            case 7:
+                w.now_ns += choose_log(20000);
+                world_drain(&w, 0);
+                break;
+            case 8:
+                w.now_ns += choose_log(2 * MS);
+                world_drain(&w, choose(3) * MAX_BATCH);
+                break;
+            case 9:
+                if (choose(10) == 0) {
+                    world_change_thread(&w);
+                }
+                break;
+            }
+            world_check_stats(&w);
+        }
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* A rate that changes in place, or comes or goes, while packets are held. */
+static void
+test_change_rate(void)
+{
+    for (unsigned int i = 0; i < rounds(100); i++) {
+        struct options o = OPTIONS_DEFAULT;
+        struct world w;
+
+        o.max_delay_ns = 5000 * MS;
+        world_init(&w, &o);
+        while (w.n_flows < 20) {
+            world_add_flow(&w, choose(2), choose(4));
+        }
+        for (unsigned int j = 0; j < 10; j++) {
+            for (int k = 0; k < 5; k++) {
+                world_offer_random(&w);
+                for (int l = choose(3); l > 0; l--) {
+                    world_next(&w);
+                }
+            }
+            if (w.config->port_pace && choose(2)) {
+                /* In place. */
+                uint64_t rate = 10000000 + choose_log(10000000000);
+
+                w.options.port_rate_bps = 0;
+                edt_meter_set_params(&w.config->port_pace->meter,
+                                     edt_params_create(rate, 0, 1));
+            } else {
+                choose_options(&o);
+                o.max_backlog = 1 << 18;
+                o.max_flows = 4096;
+                o.max_delay_ns = 5000 * MS;
+                o.port_rate_bps = choose(2) * (1000000000
+                                               + choose_log(1000000000));
+                for (size_t k = 0; k < o.n_queues; k++) {
+                    o.queues[k].rate_bps
+                        = choose(2) * (1000000000 + choose_log(1000000000));
+                }
+                world_set_options(&w, &o);
+            }
+        }
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
+}
+
+/* The time of what is next due can be seen from the outside. */
+static void
+test_next_due_gauge(void)
+{
+    struct options o = OPTIONS_DEFAULT;
+    struct shaper_stats stats;
+    struct fifo *f;
+    struct world w;
+
+    world_init(&w, &o);
+    f = world_add_flow(&w, true, 0);
+    for (int i = 0; i < 3; i++) {
+        uint64_t expected;
+
+        if (!i) {
+            world_offer_one(&w, f, w.now_ns + 10000, MTU, 1);
+            world_offer_one(&w, f, w.now_ns + 20000, MTU, 1);
+        }
+        world_drain(&w, 0);
+        expected = flow_shaper_next_due(w.s, w.now_ns);
+        memset(&stats, 0, sizeof stats);
+        stats.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+        flow_shaper_get_stats(w.s, &stats);
+        CHECK(stats.counters[SHAPER_NEXT_DUE_NS] == expected,
+              "next due at %"PRIu64" rather than %"PRIu64" by the statistics, "
+              "after %d packets", stats.counters[SHAPER_NEXT_DUE_NS],
+              expected, i);
+        world_next(&w);
+    }
+    world_destroy(&w);
+}
+
+/* The busiest FIFOs. */
+static void
+test_busiest(void)
+{
+    struct options o = OPTIONS_DEFAULT;
+    struct shaper_flow_stats flows[20];
+    uint64_t bytes[100] = { 0 };
+    struct world w;
+    size_t n;
+
+    world_init(&w, &o);
+    for (int i = 0; i < 100; i++) {
+        world_add_flow(&w, true, 0);
+    }
+    CHECK(!flow_shaper_get_busiest(w.s, flows, 20), "a FIFO is busy");
+    for (int i = 0; i < 3000; i++) {
+        size_t j = choose(1 + choose(100));
+        uint32_t size = MIN_PACKET + choose(MTU - MIN_PACKET);
+
+        world_offer_one(&w, &w.flows[j], w.now_ns + 1 + choose(1000), size, 1);
+        bytes[j] += size;
+    }
+    world_run_dry(&w);
+    CHECK(!flow_shaper_get_busiest(w.s, flows, 0), "more than asked for");
+    n = flow_shaper_get_busiest(w.s, flows, ARRAY_SIZE(flows));
+    CHECK(n == ARRAY_SIZE(flows), "only %"PRIuSIZE" FIFOs", n);
+    for (size_t i = 0; i < n; i++) {
+        size_t best = 0;
+
+        for (size_t j = 1; j < 100; j++) {
+            best = bytes[j] > bytes[best] ? j : best;
+        }
+        CHECK(flows[i].tx_bytes == bytes[best], "place %"PRIuSIZE" has sent "
+              "%"PRIu64" bytes rather than %"PRIu64, i, flows[i].tx_bytes,
+              bytes[best]);
+        bytes[best] = 0;
+    }
+    world_destroy(&w);
+}
+
+static const struct test {
+    const char *name;
+    void (*run)(void);
+} tests[] = {
+    { "key", test_key },
+    { "garbage", test_garbage },
+    { "bypass", test_bypass },
+    { "closing", test_closing },
+    { "random", test_random },
+    { "turns", test_turns },
+    { "backlog", test_backlog },
+    { "flows", test_flows },
+    { "budget", test_budget },
+    { "reconfigure", test_reconfigure },
+    { "fewer-flows", test_fewer_flows },
+    { "merge", test_merge },
+    { "port-rate", test_port_rate },
+    { "queue-rate", test_queue_rate },
+    { "both-rates", test_both_rates },
+    { "share", test_share },
+    { "idle-pace", test_idle_pace },
+    { "unstamped", test_unstamped },
+    { "expired", test_expired },
+    { "random-paced", test_random_paced },
+    { "change-rate", test_change_rate },
+    { "next-due-gauge", test_next_due_gauge },
+    { "busiest", test_busiest },
+};
+
+static void OVS_NO_RETURN
+usage(FILE *stream, const char *name, int status)
+{
+    fprintf(stream, "usage: %s [--seed=N] [--iterations=N] [TEST]...\n"
+            "Tests (all if none is named):\n", name);
+    for (size_t i = 0; i < ARRAY_SIZE(tests); i++) {
+        fprintf(stream, "    %s\n", tests[i].name);
+    }
+    exit(status);
+}
+
+static void
+run_test(const struct test *test)
+{
+    printf("%s\n", test->name);
+    fflush(stdout);
+    test_name = test->name;
+    random_set_seed(seed);
+    test->run();
+}
+
+int
+main(int argc, char *argv[])
+{
+    static const struct option options[] = {
+        { "seed", required_argument, NULL, 's' },
+        { "iterations", required_argument, NULL, 'i' },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
+    };
+    int option;
+
+    while ((option = getopt_long(argc, argv, "s:i:h", options, NULL)) != -1) {
+        switch (option) {
+        case 's':
+            seed = strtoul(optarg, NULL, 0);
+            CHECK(seed, "--seed must not be 0");
+            break;
+        case 'i':
+            iterations = strtoul(optarg, NULL, 0);
+            break;
+        case 'h':
+            usage(stdout, argv[0], EXIT_SUCCESS);
+        default:
+            usage(stderr, argv[0], 2);
+        }
+    }
+
+    if (optind == argc) {
+        for (size_t i = 0; i < ARRAY_SIZE(tests); i++) {
+            run_test(&tests[i]);
+        }
+    }
+    for (; optind < argc; optind++) {
+        size_t i;
+
+        for (i = 0; i < ARRAY_SIZE(tests); i++) {
+            if (!strcmp(argv[optind], tests[i].name)) {
+                run_test(&tests[i]);
+                break;
+            }
+        }
+        if (i == ARRAY_SIZE(tests)) {
+            usage(stderr, argv[0], 2);
+        }
+    }
+    return 0;
+}
