@@ -33,8 +33,8 @@ from shaping import (
     pmd_threads,
 )
 
-#: 1514-byte frames at 2 Mbit/s leave 6 ms apart: HELD of them take 2 s.
-RATE = 2 * MBIT
+#: 1514-byte frames at 1 Mbit/s leave 12 ms apart: HELD of them take 4 s.
+RATE = MBIT
 HELD = 330
 #: The source's OpenFlow port number, known before it is there.
 SOURCE = 77
@@ -61,10 +61,12 @@ class Held:
 def hold(bed: Testbed) -> Held:
     """Have packets wait at a port `out`, of a source that has no more."""
     ovs = bed.ovs
-    # Longer than any of them has to wait.
-    ovs.set_config(meter_shaping=True, meter_shaping_max_delay=5_000_000)
+    # Longer than any of them has to wait: at the meter, and at a port whose
+    # shaper is removed.
+    longest = 8_000_000
+    ovs.set_config(meter_shaping=True, meter_shaping_max_delay=longest)
     out = bed.recorder("out")
-    ovs.set_qos("out", "flowbundler")
+    ovs.set_qos("out", "flowbundler", max_delay=longest)
     ovs.set_meter(bed.bridge, 1, RATE)
     match = f"in_port={SOURCE},ip,nw_dst=10.73.0.1"
     bed.set_flows(routes=[(match, "out")])
@@ -106,7 +108,7 @@ def test_qos_removed(held: Held) -> None:
     time.sleep(0.5)
     seconds = time.monotonic() - begin
     left = len(held.out.read()) - first
-    # No burst: at their rate, give or take 10 packets (60 ms) for a noisy machine.
+    # No burst: at their rate, give or take 10 packets (120 ms) for a noisy machine.
     assert left == pytest.approx(RATE / 8 / MTU * seconds, abs=10)
     held.assert_all_left()
 

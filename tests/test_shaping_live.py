@@ -75,6 +75,8 @@ def controlled(testbed: Testbed, tmp_path: Path) -> Iterator[Controller]:
     controller.reference = reference  # type: ignore[attr-defined]
     try:
         controller.connect()
+        # No flows of the bridge's own for its connection to the controller.
+        ovs.vsctl("set", "Controller", testbed.bridge, "connection_mode=out-of-band")
         favour_pmds(testbed)
         yield controller
     finally:
@@ -132,11 +134,11 @@ def test_a_rate_changed_by_rest(testbed: Testbed, controlled: Controller) -> Non
         what = f"change {number} to {rate} Mbit/s"
         assert_conforms(part, rate * MBIT, gap, what)
         assert_backlogged(part, rate * MBIT, gap, what)
-        # For the record only: windows of 20 ms within 15 %.
+        # For the record only: windows of 50 ms within 15 %.
         around = mine.between(int(change.asked * NS), until)
         series = CounterSeries(around.time_ns / NS, np.cumsum(around.length))
         try:
-            settled = settle_time(series, change.asked, rate * MBIT, 0.15, 0.02, until / NS).delay_s
+            settled = settle_time(series, change.asked, rate * MBIT, 0.15, 0.05, until / NS).delay_s
         except ValueError:
             settled = float("nan")
         measured.append({"to": rate, "confirmed_ms": (change.answered - change.asked) * 1e3,
@@ -243,7 +245,7 @@ def test_refused_configuration_changes_nothing(testbed: Testbed) -> None:
         for part in (key, f'"{value}"', allowed):
             assert part in message, message
         # A bad value next to a good one refuses both.
-        ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}", "other_config:max-batch=7")
+        ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}", "other_config:max-batch=64")
         shown = ovs.flowbundler_show("out")["out"]
         assert shown["config"]["max-rate"] == rate and shown["config"]["max-batch"] == 128
         if (key, value) in (REFUSED[0][:2], REFUSED[-1][:2]):
