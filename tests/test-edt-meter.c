@@ -152,10 +152,11 @@ struct fixture {
 
 static void
 fixture_init(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
-             uint64_t max_delay_us)
+             uint64_t max_delay_us, uint64_t now_ns)
 {
     edt_meter_init(&f->meter, edt_params_create(rate_bps, burst_bytes,
                                                 max_delay_us));
+    edt_meter_reset(&f->meter, now_ns);
     f->p = edt_meter_params(&f->meter);
 }
 
@@ -320,7 +321,7 @@ check_rate(uint64_t rate, uint32_t size, size_t batch, size_t n_packets)
     struct fixture f;
     size_t n = 0;
 
-    fixture_init(&f, rate, 0, EDT_MAX_DELAY_US);
+    fixture_init(&f, rate, 0, EDT_MAX_DELAY_US, now_ns);
     for (;;) {
         size_t admitted = reserve(&f, now_ns, size, batch, &r);
 
@@ -391,7 +392,7 @@ check_random(uint64_t rate, uint64_t burst, uint64_t now_ns,
     struct fixture f;
     struct exact e;
 
-    fixture_init(&f, rate, burst, EDT_MAX_DELAY_US);
+    fixture_init(&f, rate, burst, EDT_MAX_DELAY_US, now_ns);
     exact_init(&e, rate, burst);
     for (unsigned int i = 0; i < n_batches; i++) {
         size_t n = 1 + choose(MAX_N);
@@ -486,7 +487,7 @@ test_burst(void)
             struct fixture f;
 
             expected = expected / size + 1;
-            fixture_init(&f, rate, burst, EDT_MAX_DELAY_US);
+            fixture_init(&f, rate, burst, EDT_MAX_DELAY_US, now_ns);
             for (int k = 0; k < 2; k++) {
                 /* The second time, after a pause that is long enough. */
                 n = 0;
@@ -564,7 +565,7 @@ test_max_delay(void)
             }
         }
 
-        fixture_init(&f, rate, 0, delay_us);
+        fixture_init(&f, rate, 0, delay_us, now_ns);
         atomic_store_relaxed(&f.meter.tat_ticks, tat);
         size_t admitted = edt_meter_reserve(&f.meter, f.p, now_ns, ends, n,
                                             &r);
@@ -605,8 +606,8 @@ test_refund_tail(void)
         uint64_t now_ns = 2 * HOUR_NS + choose(DAY_NS);
         struct fixture f[2];
 
-        fixture_init(&f[0], rate, burst, delay_us);
-        fixture_init(&f[1], rate, burst, delay_us);
+        fixture_init(&f[0], rate, burst, delay_us, now_ns);
+        fixture_init(&f[1], rate, burst, delay_us, now_ns);
         for (unsigned int j = 0; j < 100; j++) {
             struct edt_reservation r[2] = { { 0, 0 }, { 0, 0 } };
             size_t n = 1 + choose(MAX_N);
@@ -657,7 +658,7 @@ test_refund_interleaved(void)
         struct fixture f;
         uint64_t tat = 0;
 
-        fixture_init(&f, rate, 0, EDT_MAX_DELAY_US);
+        fixture_init(&f, rate, 0, EDT_MAX_DELAY_US, now_ns);
         for (unsigned int j = 0; j < 300; j++) {
             struct edt_reservation r[4];
             uint32_t bytes[ARRAY_SIZE(r)];
@@ -765,8 +766,8 @@ test_chain(void)
             uint64_t rate = 1000000 + choose_log(UINT64_C(100000000000));
             uint64_t delay_us = choose_log(100000);
 
-            fixture_init(&f[j], rate, 0, delay_us);
-            fixture_init(&twin[j], rate, 0, EDT_MAX_DELAY_US);
+            fixture_init(&f[j], rate, 0, delay_us, now_ns);
+            fixture_init(&twin[j], rate, 0, EDT_MAX_DELAY_US, now_ns);
         }
         for (unsigned int j = 0; j < 50; j++) {
             struct edt_stamp_result results[N_LINKS];
@@ -851,8 +852,8 @@ test_refused_is_free(void)
     struct nlattr *actions = actions_init(&buf, 2);
     uint64_t bytes[2] = { 0, 0 };
 
-    fixture_init(&f[0], 300000000, 0, 50000);
-    fixture_init(&f[1], 50000000, 0, 50000);
+    fixture_init(&f[0], 300000000, 0, 50000, start_ns);
+    fixture_init(&f[1], 50000000, 0, 50000, start_ns);
     for (uint64_t t = 0; t < duration_ns; t += 50000 + choose(100000)) {
         int first = choose(2);
 
@@ -899,7 +900,7 @@ test_change(void)
         struct bucket bucket;
         struct fixture f;
 
-        fixture_init(&f, rate, 0, EDT_MAX_DELAY_US);
+        fixture_init(&f, rate, 0, EDT_MAX_DELAY_US, now_ns);
         for (unsigned int j = 0; j < 30; j++) {
             uint64_t new_rate = choose_rate();
             uint64_t burst = choose(2) ? choose_log(new_rate / 8) : 0;
@@ -998,7 +999,7 @@ test_wrap(void)
         struct edt_reservation r;
         struct fixture f;
 
-        fixture_init(&f, rate, burst, choose_log(EDT_MAX_DELAY_US));
+        fixture_init(&f, rate, burst, choose_log(EDT_MAX_DELAY_US), now_ns);
         reserve(&f, now_ns, choose_frame(), 1 + choose(MAX_N), &r);
         for (unsigned int j = 0; j < 3; j++) {
             now_ns += HOUR_NS + choose(WRAP_NS - STALE_NS - 20 * HOUR_NS);
@@ -1016,34 +1017,36 @@ test_wrap(void)
     }
 }
 
-/* A meter that has never been used is idle whenever it is created. */
+/* A meter that has never been used is idle, whenever it is created and, for
+ * some months, whenever it is used first. */
 static void
 test_created_late(void)
 {
-    for (uint64_t now_ns = HOUR_NS; now_ns < 5 * WRAP_NS / 2;
-         now_ns += HOUR_NS) {
+    for (uint64_t start_ns = HOUR_NS; start_ns < 5 * WRAP_NS / 2;
+         start_ns += HOUR_NS) {
+        uint64_t now_ns = start_ns + choose(2) * choose(100 * DAY_NS);
         struct edt_reservation r;
         struct fixture f;
 
-        fixture_init(&f, 1000000, 0, 50000);
+        fixture_init(&f, 1000000, 0, 50000, start_ns);
         CHECK(reserve(&f, now_ns, MTU, 1, &r) == 1, "meter that was created "
               "after %"PRIu64" hours refuses its first packet",
-              now_ns / HOUR_NS);
+              start_ns / HOUR_NS);
         CHECK(edt_reservation_edt_ns(&r, f.p, now_ns, 0) == now_ns,
               "first EDT of a meter created after %"PRIu64" hours is "
-              "%"PRId64" ns ahead", now_ns / HOUR_NS,
+              "%"PRId64" ns ahead", start_ns / HOUR_NS,
               edt_reservation_edt_ns(&r, f.p, now_ns, 0) - now_ns);
         fixture_destroy(&f);
 
-        fixture_init(&f, 1000000, 0, 50000);
+        fixture_init(&f, 1000000, 0, 50000, start_ns);
         uint64_t start = edt_meter_pace_start(&f.meter, f.p, now_ns, 0);
         CHECK(start == now_ns << EDT_TICK_SHIFT, "pace that was created after "
               "%"PRIu64" hours starts %"PRId64" ticks ahead",
-              now_ns / HOUR_NS, start - (now_ns << EDT_TICK_SHIFT));
+              start_ns / HOUR_NS, start - (now_ns << EDT_TICK_SHIFT));
         edt_meter_charge(&f.meter, start, edt_cost(f.p, MTU));
         CHECK(get_tat(&f) == start + edt_cost(f.p, MTU),
               "first charge of a pace created after %"PRIu64" hours leads "
-              "to %"PRIu64, now_ns / HOUR_NS, get_tat(&f));
+              "to %"PRIu64, start_ns / HOUR_NS, get_tat(&f));
         fixture_destroy(&f);
     }
 }
@@ -1093,7 +1096,7 @@ test_pace(void)
         uint64_t duration_ns = MAX(3000 * gap_ns, 3000 * catch_up_ns);
 
         /* Polled often enough, the rate is exact. */
-        fixture_init(&f, rate, burst, 0);
+        fixture_init(&f, rate, burst, 0, now_ns);
         n_packets = 1;
         pace(&f, now_ns, catch_up_ns, &n_packets, &backlogged);
         CHECK(!n_packets, "first packet has to wait");
@@ -1236,7 +1239,7 @@ test_threads(void)
         size_t n = 0;
 
         atomic_init(&now_ns, start_ns);
-        fixture_init(&f, rate, 0, 50000);
+        fixture_init(&f, rate, 0, 50000, start_ns);
         for (unsigned int j = 0; j < N_THREADS; j++) {
             aux[j].f = &f;
             aux[j].now_ns = &now_ns;

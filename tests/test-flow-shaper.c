@@ -308,6 +308,7 @@ struct world {
     struct flow_shaper *s;
     uint64_t now_ns;
     bool closing;
+    uint64_t release_ns;        /* When what is held leaves if closing. */
     bool expires;               /* Drops may be ahead of the model's. */
 
     struct fifo flows[MAX_FLOWS];
@@ -592,6 +593,7 @@ world_offer(struct world *w, struct dp_packet_batch *batch)
 {
     size_t n = dp_packet_batch_size(batch);
     uint32_t expected[MAX_BATCH];
+    uint32_t expected_bitmap = 0;
     uint16_t sources[MAX_BATCH] = { 0 };
     size_t n_expected = 0;
 
@@ -607,11 +609,15 @@ world_offer(struct world *w, struct dp_packet_batch *batch)
             world_count(w, r, what);
             if (what == SHAPER_BYPASSED) {
                 expected[n_expected++] = number;
+                expected_bitmap |= UINT32_C(1) << i;
             }
         }
     }
 
-    flow_shaper_enqueue(w->s, batch, sources, w->now_ns);
+    uint32_t bitmap = flow_shaper_enqueue(w->s, batch, sources, w->now_ns);
+
+    CHECK(bitmap == expected_bitmap, "%#"PRIx32" says which packets pass "
+          "rather than %#"PRIx32, bitmap, expected_bitmap);
     CHECK(dp_packet_batch_size(batch) == n_expected, "%"PRIuSIZE" of "
           "%"PRIuSIZE" packets pass rather than %"PRIuSIZE,
           dp_packet_batch_size(batch), n, n_expected);
@@ -662,6 +668,18 @@ fifo_is_overdue(const struct world *w, const struct fifo *f)
               + granularity_ns(&w->config->mltw, f->max_gap_ns) <= w->now_ns;
 }
 
+/* Makes the shaper close. */
+static void
+world_close(struct world *w)
+{
+    if (!w->closing) {
+        w->closing = true;
+        w->release_ns = w->now_ns + w->config->max_delay_ns;
+    }
+    flow_shaper_set_closing(w->s, w->now_ns);
+    CHECK(flow_shaper_is_closing(w->s), "not closing");
+}
+
 /* Checks a packet that the shaper has sent. */
 static void
 world_sent(struct world *w, const struct dp_packet *packet)
@@ -672,11 +690,13 @@ world_sent(struct world *w, const struct dp_packet *packet)
 
     struct record *r = &records[number];
     struct fifo *f = &w->flows[r->flow];
+    bool released = w->closing && w->now_ns >= w->release_ns;
 
     CHECK(r->fate == FATE_HELD, "packet %"PRIu32" was not held (%d)",
           number, r->fate);
-    CHECK(w->now_ns >= r->edt_ns, "packet %"PRIu32" leaves %"PRIu64" ns early",
-          number, r->edt_ns - w->now_ns);
+    CHECK(released || w->now_ns >= r->edt_ns,
+          "packet %"PRIu32" leaves %"PRIu64" ns early", number,
+          r->edt_ns - w->now_ns);
 
     /* What was before it has expired or was out of order. */
     while (fifo_length(f) && f->numbers[f->head] != number) {
@@ -690,7 +710,7 @@ world_sent(struct world *w, const struct dp_packet *packet)
         world_count(w, first, SHAPER_DROP_EXPIRED);
     }
     CHECK(fifo_length(f), "packet %"PRIu32" leaves twice", number);
-    CHECK(!w->config->paced
+    CHECK(!w->config->paced || released
           || w->now_ns <= r->edt_ns + w->config->max_delay_ns,
           "packet %"PRIu32" leaves though it has expired", number);
 
@@ -999,9 +1019,11 @@ test_random(void)
                     world_change_thread(&w);
                 }
                 if (choose(20) == 0) {
-                    w.closing = true;
-                    flow_shaper_set_closing(w.s);
-                    CHECK(flow_shaper_is_closing(w.s), "not closing");
+                    world_close(&w);
+                } else if (choose(20) == 0) {
+                    struct options same = w.options;
+
+                    world_set_options(&w, &same);
                 }
                 break;
             }
@@ -1429,7 +1451,8 @@ test_bypass(void)
     world_destroy(&w);
 }
 
-/* A shaper that is closing only holds what would overtake. */
+/* A shaper that is closing only holds what would overtake, and that not for
+ * ever. */
 static void
 test_closing(void)
 {
@@ -1447,8 +1470,7 @@ test_closing(void)
         for (int j = 0; j < 10; j++) {
             world_offer_one(&w, held, w.now_ns + 1000 * j, MTU, 1);
         }
-        w.closing = true;
-        flow_shaper_set_closing(w.s);
+        world_close(&w);
         world_offer_one(&w, other, w.now_ns + MS, MTU, 1);
         CHECK(w.counters[SHAPER_BYPASSED], "held while closing");
         world_offer_one(&w, held, w.now_ns + 100, MTU, 1);
@@ -1459,8 +1481,35 @@ test_closing(void)
 
         /* Configured again. */
         world_set_options(&w, &o);
-        world_offer_one(&w, held, w.now_ns + MS, MTU, 1);
-        CHECK(flow_shaper_backlog(w.s) == 1, "not held after closing");
+        for (int j = 1; j < 10; j++) {
+            world_offer_one(&w, held, w.now_ns + j * 100 * MS, MTU, 1);
+        }
+        CHECK(flow_shaper_backlog(w.s) == 9, "not held after closing");
+
+        /* All are released, one by one at most if there are so many. */
+        world_close(&w);
+        w.now_ns += o.max_delay_ns - 1;
+        CHECK(!world_drain(&w, 0), "released too soon");
+        CHECK(flow_shaper_next_due(w.s, w.now_ns) == w.release_ns,
+              "release not due");
+        w.now_ns = w.release_ns;
+        if (choose(2)) {
+            CHECK(world_drain(&w, 0) == 9, "not released");
+        } else {
+            /* Another configuration, just after the first ones have been
+             * released: the others wait for their times again. */
+            for (int j = 0; j < 100; j++) {
+                world_offer_one(&w, held, w.now_ns + 1000 * MS + j, MTU, 1);
+            }
+            world_drain(&w, 1);
+            CHECK(flow_shaper_backlog(w.s), "test is wrong");
+            if (choose(2)) {
+                world_set_options(&w, &o);
+            } else {
+                choose_options(&o);
+                world_set_options(&w, &o);
+            }
+        }
         world_run_dry(&w);
         world_destroy(&w);
     }
@@ -1634,10 +1683,10 @@ struct flood_result {
 
 /* Floods the queues in 'o', or queue 0 if there are none, by flows with and
  * without EDTs for 'duration_ns', so that each of them always has something to
- * send, and polls every 'poll_ns' at most. */
+ * send, and polls every 'poll_ns', or at most that if not 'steady'. */
 static void
 flood(const struct options *o, uint64_t duration_ns, uint64_t poll_ns,
-      struct flood_result *result)
+      bool steady, struct flood_result *result)
 {
     const size_t n_queues = MAX(o->n_queues, 1);
     size_t backlog[MAX_QUEUES] = { 0 };
@@ -1672,7 +1721,7 @@ flood(const struct options *o, uint64_t duration_ns, uint64_t poll_ns,
                 backlog[i]++;
             }
         }
-        w.now_ns += 1 + choose(poll_ns);
+        w.now_ns += steady ? poll_ns : 1 + choose(poll_ns);
         for (;;) {
             struct dp_packet_batch batch;
             struct dp_packet *packet;
@@ -1747,7 +1796,7 @@ test_port_rate(void)
         o.max_delay_ns = 1000 * MS;
         o.port_rate_bps = rate;
         o.overhead_bytes = choose(2) * 24;
-        flood(&o, duration_ns, poll_ns, &result);
+        flood(&o, duration_ns, poll_ns, choose(2), &result);
         check_rate(&result.port, "port", rate, duration_ns,
                    max_burst(rate, poll_ns));
     }
@@ -1785,7 +1834,7 @@ test_queue_rate(void)
                 .burst_bytes = choose(2) * choose(20000),
             };
         }
-        flood(&o, duration_ns, poll_ns, &result);
+        flood(&o, duration_ns, poll_ns, choose(2), &result);
         for (size_t j = 0; j < 3; j++) {
             check_rate(&result.queues[j], "queue", o.queues[j].rate_bps,
                        duration_ns, queue_burst(&o, &o.queues[j], poll_ns));
@@ -1813,7 +1862,7 @@ test_both_rates(void)
         o.queues[1].rate_bps = 50000000 + choose(150000000);
         o.queues[2].id = 2;
         o.queues[2].rate_bps = 50000000 + choose(150000000);
-        flood(&o, duration_ns, poll_ns, &result);
+        flood(&o, duration_ns, poll_ns, choose(2), &result);
         left = o.port_rate_bps;
         for (size_t j = 1; j < 3; j++) {
             check_rate(&result.queues[j], "queue", o.queues[j].rate_bps,
@@ -1832,7 +1881,7 @@ test_both_rates(void)
 static void
 test_share(void)
 {
-    for (size_t i = 0; i < rounds(12); i++) {
+    for (size_t i = 0; i < rounds(60); i++) {
         uint64_t rate = rates[i % 3];
         uint64_t poll_ns = 1 + choose_log(UINT64_C(8000000000) * 20000 / rate);
         uint64_t duration_ns = UINT64_C(8000000000) * 5000000 / rate;
@@ -1846,7 +1895,7 @@ test_share(void)
         for (size_t j = 0; j < o.n_queues; j++) {
             o.queues[j].id = j;
         }
-        flood(&o, duration_ns, poll_ns, &result);
+        flood(&o, duration_ns, poll_ns, choose(2), &result);
         for (size_t j = 0; j < o.n_queues; j++) {
             uint64_t share = result.port.bytes / o.n_queues;
 
@@ -1854,7 +1903,7 @@ test_share(void)
                   "queue %"PRIuSIZE" of %"PRIuSIZE" has %"PRIu64" of %"PRIu64
                   " bytes, polled every %"PRIu64" ns, %"PRIu64" bit/s", j,
                   o.n_queues, result.queues[j].bytes, result.port.bytes,
-                  poll_ns / 2, rate);
+                  poll_ns, rate);
         }
     }
 }
@@ -2081,7 +2130,9 @@ test_change_rate(void)
                 edt_meter_set_params(&w.config->port_pace->meter,
                                      edt_params_create(rate, 0, 1));
             } else {
-                choose_options(&o);
+                if (choose(2)) {
+                    choose_options(&o);
+                }
                 o.max_backlog = 1 << 18;
                 o.max_flows = 4096;
                 o.max_delay_ns = 5000 * MS;
