@@ -11,6 +11,9 @@ CFLAGS ?= -O2 -g -march=native
 
 BUILD := $(abspath $(B))
 OVS := $(BUILD)/ovs
+# Our tools find what is built through these.
+export FB_BUILD := $(BUILD)
+export FB_VENV := $(BUILD)/venv
 # OVS's build scripts need no more than Debian's own interpreter, which is the
 # one that the packages installed here belong to.
 PYTHON3 := /usr/bin/python3
@@ -22,7 +25,7 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs venv demo check check-c install debian13 clean
+.PHONY: all help deps ovs c-tests venv demo check install debian13 clean root
 
 all: ovs
 
@@ -48,15 +51,21 @@ ovs: deps
 	$(OVS_MAKE) all
 
 venv: deps
-	@FB_VENV=$(BUILD)/venv utilities/fb-venv
+	@utilities/fb-venv
 
-demo: all venv
+demo: root all venv
 	@utilities/fb-demo
 
-# C unit tests are programs of OVS's ovstest or autotests; both are driven by
-# pytest, so that there is one list of results.
-check: all venv
-	@FB_BUILD=$(BUILD) $(BUILD)/venv/bin/python -m pytest tests
+c-tests: ovs
+	$(OVS_MAKE) -f Makefile -f $(CURDIR)/utilities/c-tests.mk fb-c-tests
+
+# pytest also runs the C tests and the autotests (tests/test_c.py), so that
+# there is one list of results.
+check: root all c-tests venv
+	@$(FB_VENV)/bin/python -m pytest tests
+
+root:
+	@[ "$$(id -u)" -eq 0 ] || { echo 'this needs root: sudo make' >&2; exit 1; }
 
 # OVS as its own makefiles install it, and ours beside it.
 DATA = $(DESTDIR)$(PREFIX)/share/flowbundler
@@ -75,7 +84,7 @@ install: all
 		chmod 755 $(DESTDIR)$(PREFIX)/bin/$$tool || exit; \
 	done
 
-debian13: deps
+debian13: root deps
 	@utilities/debian13 $(BUILD)/debian13
 
 clean:
