@@ -17,7 +17,8 @@ export FB_VENV := $(BUILD)/venv
 # OVS's build scripts need no more than Debian's own interpreter, which is the
 # one that the packages installed here belong to.
 PYTHON3 := /usr/bin/python3
-CONFIGURE = ./configure -q --enable-silent-rules --with-dpdk=shared --prefix=$(PREFIX) \
+CONFIGURE = ./configure -q --enable-silent-rules --with-dpdk=shared \
+	--prefix=$(PREFIX)$(if $(filter /usr,$(PREFIX)), --sysconfdir=/etc --localstatedir=/var) \
 	PYTHON3=$(PYTHON3) CFLAGS="$(CFLAGS)"
 # As parallel as the machine allows, unless make was told how parallel to be.
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
