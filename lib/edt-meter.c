@@ -45,7 +45,8 @@ edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
 
     /* Ticks per byte: 8e9 * 2^10 / rate, between 20.48 and 8.192e9, as a
      * fixed-point number that leaves 22 bits for the bytes of a batch.  The
-     * shift is chosen so that the number has 33 to 41 bits. */
+     * shift is chosen so that the number has at most 41 bits; it has 25 at the
+     * highest rate. */
     const uint64_t num = UINT64_C(8000000000) << EDT_TICK_SHIFT;
 
     p->cost_shift = 0;
@@ -53,7 +54,7 @@ edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
            && ((num << (p->cost_shift + 1)) / rate_bps) < UINT64_C(1) << 41) {
         p->cost_shift++;
     }
-    p->byte_cost = ((num << p->cost_shift) + rate_bps / 2) / rate_bps;
+    p->byte_cost = DIV_ROUND_UP(num << p->cost_shift, rate_bps);
 
     /* A burst of 'burst_bytes' leaves at once if the first of its frames finds
      * the schedule late by all of the others. */
@@ -84,6 +85,16 @@ void
 edt_meter_destroy(struct edt_meter *meter)
 {
     free(ovsrcu_get_protected(struct edt_params *, &meter->params));
+}
+
+/* Makes 'meter' forget what has been reserved: from 'now_ns' on it is as if it
+ * had been idle for long.  To be called before the first use. */
+void
+edt_meter_reset(struct edt_meter *meter, uint64_t now_ns)
+{
+    /* Half of the range that counts as the past before now. */
+    atomic_store_relaxed(&meter->tat_ticks, (now_ns << EDT_TICK_SHIFT)
+                         - (UINT64_MAX / 2 - EDT_STALE_TICKS) / 2);
 }
 
 /* Makes 'meter' follow 'params' (NULL to assign no EDTs) from now on and takes
@@ -168,7 +179,10 @@ edt_meter_refund(struct edt_meter *meter, const struct edt_params *p,
     }
 
     uint64_t orig;
-    atomic_sub_relaxed(&meter->tat_ticks, edt_cost(p, refunded_bytes), &orig);
+    uint64_t refund = edt_cost(p, kept_bytes + refunded_bytes)
+                      - edt_cost(p, kept_bytes);
+
+    atomic_sub_relaxed(&meter->tat_ticks, refund, &orig);
 }
 
 /* Books 'cost_ticks' on 'meter' for packets that departed from 'start_ticks'

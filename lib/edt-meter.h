@@ -75,7 +75,9 @@
  *  'now_ns' is a monotonic clock in ns that all users of one meter share.
  *  Ticks wrap around after 208 days; they are compared modulo 2^64, and a
  *  'tat' that is further ahead of 'now' than any reservation can have put it
- *  is taken for one that has been idle for half of that.
+ *  is taken for the past.  (A meter that is used again after an idle time of a
+ *  multiple of 208 days, less up to 9.3 hours, takes its 'tat' for the future
+ *  and refuses packets until it is past that.)
  */
 
 /* Ticks per ns, as a power of two. */
@@ -86,6 +88,9 @@
  * OpenFlow meters count in Open vSwitch. */
 #define EDT_MTU_BYTES 1514
 
+/* Bytes of a batch that count: 32 packets of 64 kB, with room to spare. */
+#define EDT_MAX_BATCH_BYTES (UINT32_C(1) << 22)
+
 #define EDT_MIN_RATE_BPS UINT64_C(1000)
 #define EDT_MAX_RATE_BPS UINT64_C(400000000000)
 #define EDT_MAX_DELAY_US UINT64_C(10000000)
@@ -93,11 +98,10 @@
 
 /* A 'tat' that is further ahead than this was not put there by a reservation:
  * it is the past, seen through the wrap-around of ticks.  Twice the longest
- * wait, and the time that 2^22 bytes, more than any batch has, take at the
- * lowest rate. */
+ * wait, and the time that the longest batch takes at the lowest rate. */
 #define EDT_STALE_TICKS                                             \
     (((EDT_MAX_DELAY_US * 2000)                                     \
-      + (UINT64_C(8) << 22) * (1000000000 / EDT_MIN_RATE_BPS))      \
+      + EDT_MAX_BATCH_BYTES * UINT64_C(8) * (1000000000 / EDT_MIN_RATE_BPS)) \
      << EDT_TICK_SHIFT)
 
 /* What a meter is told to do.  Immutable once published. */
@@ -131,6 +135,7 @@ struct edt_params *edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
 void edt_meter_init(struct edt_meter *, struct edt_params *);
 void edt_meter_destroy(struct edt_meter *);
 void edt_meter_set_params(struct edt_meter *, struct edt_params *);
+void edt_meter_reset(struct edt_meter *, uint64_t now_ns);
 
 size_t edt_meter_reserve(struct edt_meter *, const struct edt_params *,
                          uint64_t now_ns, const uint32_t *ends, size_t n,
@@ -148,12 +153,13 @@ edt_meter_params(const struct edt_meter *meter)
     return ovsrcu_get(struct edt_params *, &meter->params);
 }
 
-/* Returns the time in ticks that 'bytes' take at the rate of 'p'.  'bytes' is
- * at most 2^22 (32 packets of 64 kB, with room to spare). */
+/* Returns the time in ticks, rounded up, that 'bytes' take at the rate of 'p'.
+ * 'bytes' is at most EDT_MAX_BATCH_BYTES. */
 static inline uint64_t
 edt_cost(const struct edt_params *p, uint32_t bytes)
 {
-    return (bytes * p->byte_cost) >> p->cost_shift;
+    return (bytes * p->byte_cost + (UINT64_C(1) << p->cost_shift) - 1)
+           >> p->cost_shift;
 }
 
 /* Returns the EDT in ns, rounded up, of a packet in reservation 'r' that has

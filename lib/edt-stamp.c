@@ -110,7 +110,8 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
     size_t admitted;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        bytes += packet_bytes(packet);
+        /* edt_cost() takes no more. */
+        bytes = MIN(bytes + packet_bytes(packet), EDT_MAX_BATCH_BYTES);
         ends[i] = bytes;
     }
 

@@ -41,6 +41,13 @@ COVERAGE_DEFINE(flowbundler_drop_expired);
 COVERAGE_DEFINE(flowbundler_drop_removed);
 COVERAGE_DEFINE(flowbundler_drop_segment);
 
+#ifdef DPDK_NETDEV
+/* pkt_metadata_init() writes to the cache line that the stamp is on anyway. */
+BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
+                  == (offsetof(struct dp_packet, md.tunnel.ip_dst)
+                      / CACHE_LINE_SIZE));
+#endif
+
 /* Lag that a pace catches up on while packets wait for it.  Longer ones than
  * this are not polls that came late but a thread that stood still. */
 #define MAX_CATCH_UP_NS UINT64_C(10000000)
@@ -56,6 +63,7 @@ COVERAGE_DEFINE(flowbundler_drop_segment);
 
 #define MAX_EXPIRED 64              /* Dropped in one call at most. */
 #define DUE_BURST 64                /* FIFOs taken from the wheel at once. */
+#define CLASS_TURNS 8               /* Packets of a queue in its turn. */
 
 /* A packet that waits. */
 struct held_packet {
@@ -124,6 +132,7 @@ struct shaper_class {
     bool waiting;                   /* In the wheel, until it may send. */
     bool backlogged;                /* Has had to wait since it last sent. */
     bool active;                    /* In 'active_classes'. */
+    uint8_t n_turns;                /* Packets sent since its turn came. */
     uint16_t level;
     struct shaper_pace *pace;       /* May be NULL. */
     struct ovs_list ready;          /* Of struct flow_queue. */
@@ -154,8 +163,10 @@ struct flow_shaper {
     struct shaper_thread *thread;   /* NULL while detached. */
     struct flow_queue **buckets;
     uint32_t bucket_mask;
-    bool closing;
+    bool closing;                   /* No longer to hold what may pass. */
+    bool releasing;                 /* Nor to wait with what it holds. */
     unsigned int core_id;
+    uint64_t release_ns;            /* When 'closing' becomes 'releasing'. */
 
     /* Written for each batch. */
     uint32_t n_held;                /* Packets. */
@@ -626,7 +637,7 @@ static struct flow_queue *
 flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
             uint32_t hash, uint16_t class_idx)
 {
-    if (OVS_UNLIKELY(s->n_flows >= s->config->max_flows)) {
+    while (OVS_UNLIKELY(s->n_flows >= s->config->max_flows)) {
         if (ovs_list_is_empty(&s->idle_flows)) {
             return NULL;
         }
@@ -695,10 +706,11 @@ flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
 {
     uint64_t edt_ns = flow_head(q)->edt_ns;
 
-    if (edt_ns > now_ns && mltw_enqueue(s->wheel, q, edt_ns, q->level)) {
+    if (edt_ns > now_ns && !s->releasing) {
+        /* The wheel has room for all FIFOs. */
+        ovs_assert(mltw_enqueue(s->wheel, q, edt_ns, q->level));
         q->state = FLOW_WAITING;
     } else {
-        ovs_assert(edt_ns <= now_ns);
         flow_set_ready(s, q);
     }
 }
@@ -759,7 +771,10 @@ pace_limit_bytes(const struct shaper_pace *pace, uint64_t max_delay_ns)
 {
     const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
 
-    return p ? (double) p->rate_bps / 8e9 * max_delay_ns : UINT64_MAX;
+    if (!p) {
+        return UINT64_MAX;
+    }
+    return (double) p->rate_bps / 8e9 * max_delay_ns;
 }
 
 static uint16_t
@@ -768,6 +783,20 @@ pace_level(const struct flow_shaper *s, const struct shaper_pace *pace)
     const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
 
     return p ? mltw_level(s->wheel, p->gap_ns) : 0;
+}
+
+static void
+class_set_pace(const struct flow_shaper *s, struct shaper_class *class,
+               const struct shaper_class_config *cc)
+{
+    const struct shaper_config *config = s->config;
+
+    class->pace = shaper_pace_ref(cc->pace);
+    class->level = pace_level(s, cc->pace);
+    class->unstamped_limit
+        = MAX(MIN(pace_limit_bytes(cc->pace, config->max_delay_ns),
+                  pace_limit_bytes(config->port_pace, config->max_delay_ns)),
+              EDT_MTU_BYTES);
 }
 
 static void
@@ -783,13 +812,7 @@ classes_init(struct flow_shaper *s)
 
         class->node.type = NODE_CLASS;
         class->queue_id = cc->queue_id;
-        class->pace = shaper_pace_ref(cc->pace);
-        class->level = pace_level(s, cc->pace);
-        class->unstamped_limit
-            = MAX(MIN(pace_limit_bytes(cc->pace, config->max_delay_ns),
-                      pace_limit_bytes(config->port_pace,
-                                       config->max_delay_ns)),
-                  EDT_MTU_BYTES);
+        class_set_pace(s, class, cc);
         ovs_list_init(&class->ready);
     }
 }
@@ -803,12 +826,14 @@ classes_destroy(struct shaper_class *classes, size_t n)
     free(classes);
 }
 
+/* Returns a wheel that takes all FIFOs and queues that 's' has or may have. */
 static struct mltw *
-wheel_create(const struct shaper_config *config, uint64_t now_ns)
+wheel_create(const struct flow_shaper *s, uint64_t now_ns)
 {
-    struct mltw_config wheel = config->mltw;
+    struct mltw_config wheel = s->config->mltw;
 
-    wheel.max_entries = config->max_flows + config->n_classes;
+    wheel.max_entries = MAX(s->config->max_flows, s->n_flows)
+                        + s->config->n_classes;
     return mltw_create(&wheel, now_ns);
 }
 
@@ -834,7 +859,7 @@ flow_shaper_create(const struct shaper_config *config,
     s->config = shaper_config_ref(config);
     s->thread = thread;
     s->core_id = core_id;
-    s->wheel = wheel_create(config, now_ns);
+    s->wheel = wheel_create(s, now_ns);
     ovs_list_init(&s->active_classes);
     ovs_list_init(&s->idle_flows);
     buckets_init(s);
@@ -920,8 +945,8 @@ reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
 {
     const uint64_t *now_ns = now_ns_;
 
+    q->level = mltw_level(s->wheel, q->gap_ns);
     if (q->n_packets) {
-        q->level = mltw_level(s->wheel, q->gap_ns);
         flow_schedule(s, q, *now_ns);
     }
 }
@@ -958,6 +983,39 @@ rehash_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
     flow_insert(s, q);
 }
 
+/* Makes 's' follow 'config' if it differs from the current one only in what
+ * can be changed without moving FIFOs: rates, most often.  Returns false if it
+ * has changed nothing. */
+static bool
+config_update_in_place(struct flow_shaper *s,
+                       const struct shaper_config *config)
+{
+    struct shaper_config *old = s->config;
+
+    if (memcmp(&old->mltw, &config->mltw, sizeof old->mltw)
+        || old->max_flows != config->max_flows
+        || old->n_classes != config->n_classes) {
+        return false;
+    }
+    for (size_t i = 0; i < s->n_classes; i++) {
+        /* A queue that waits in the wheel waits for its old rate. */
+        if (old->classes[i].queue_id != config->classes[i].queue_id
+            || s->classes[i].waiting) {
+            return false;
+        }
+    }
+
+    s->config = shaper_config_ref(config);
+    for (size_t i = 0; i < s->n_classes; i++) {
+        struct shaper_pace *pace = s->classes[i].pace;
+
+        class_set_pace(s, &s->classes[i], &config->classes[i]);
+        shaper_pace_unref(pace);
+    }
+    shaper_config_unref(old);
+    return true;
+}
+
 /* Makes 's' follow 'config', to which it takes a reference.  Packets held stay
  * held, in their order and with their EDTs.  Takes time in proportion to the
  * FIFOs that exist. */
@@ -969,15 +1027,22 @@ flow_shaper_set_config(struct flow_shaper *s,
     struct shaper_class *old_classes = s->classes;
     size_t n_old_classes = s->n_classes;
 
-    s->closing = false;
-    if (config == old) {
+    if (config == old && !s->closing) {
+        return;
+    }
+
+    /* What has been released has to wait again. */
+    bool released = s->releasing;
+
+    s->closing = s->releasing = false;
+    if (!released && config_update_in_place(s, config)) {
         return;
     }
 
     unschedule_all(s);
     s->config = shaper_config_ref(config);
     mltw_destroy(s->wheel);
-    s->wheel = wheel_create(config, now_ns);
+    s->wheel = wheel_create(s, now_ns);
 
     classes_init(s);
     for (size_t i = 0; i < s->n_classes; i++) {
@@ -1042,8 +1107,9 @@ shaper_hold(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
 
     uint8_t pool = shaper_thread_pool(s->thread, packet);
 
-    if (OVS_UNLIKELY(!stamped && class->unstamped_bytes + bytes
-                                 > class->unstamped_limit)) {
+    if (OVS_UNLIKELY(!stamped && class->unstamped_bytes
+                     && class->unstamped_bytes + bytes
+                        > class->unstamped_limit)) {
         cause = SHAPER_DROP_MAX_DELAY;
     } else if (OVS_UNLIKELY(s->n_held >= s->config->max_backlog)) {
         cause = SHAPER_DROP_BACKLOG;
@@ -1179,15 +1245,19 @@ shaper_offer(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
 /* Offers the packets of 'batch' to 's' at 'now_ns'.  'sources[i]' is the port
  * that received packet i (SHAPER_NO_SOURCE if none did; such a packet waits
  * only if it has an EDT).  Those that may leave now stay in 'batch', in their
- * order; 's' takes the others, or drops and counts them. */
-void
+ * order; 's' takes the others, or drops and counts them.  Returns a bitmap of
+ * those that stay. */
+uint32_t
 flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
                     const uint16_t *sources, uint64_t now_ns)
 {
     const size_t size = dp_packet_batch_size(batch);
     struct dp_packet *packet;
     uint64_t bytes = 0;
+    uint32_t kept = 0;
     size_t i;
+
+    BUILD_ASSERT_DECL(NETDEV_MAX_BURST <= 32);
 
     DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
         if (i + 1 < size) {
@@ -1198,6 +1268,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
             uint32_t len = dp_packet_size(packet);
 
             bytes += len;
+            kept |= UINT32_C(1) << i;
             counter_add(&s->classes[idx].tx_packets, 1);
             counter_add(&s->classes[idx].tx_bytes, len);
             dp_packet_batch_refill(batch, packet, i);
@@ -1206,6 +1277,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     counter_add(&s->counters[SHAPER_BYPASSED], dp_packet_batch_size(batch));
     counter_add(&s->counters[SHAPER_BYPASSED_BYTES], bytes);
     publish_gauges(s);
+    return kept;
 }
 
 /* Takes 'packet', which has an EDT and was received by port 'source', to be
@@ -1220,9 +1292,17 @@ flow_shaper_put(struct flow_shaper *s, struct dp_packet *packet,
     shaper_flow_key_extract(packet, &key);
     key.queue_id = packet->md.skb_priority;
     hash = flow_key_hash(&key);
-    shaper_hold(s, packet, source, packet->md.edt.edt_ns, true,
-                flow_find(s, &key, hash), &key, hash,
-                config_class(s->config, key.queue_id), now_ns);
+
+    struct flow_queue *q = flow_find(s, &key, hash);
+    uint16_t class_idx = config_class(s->config, key.queue_id);
+
+    if (userspace_tso_enabled() && dp_packet_hwol_is_tso(packet)) {
+        shaper_hold_segments(s, packet, source, q, &key, hash, class_idx,
+                             now_ns);
+    } else {
+        shaper_hold(s, packet, source, packet->md.edt.edt_ns, true, q, &key,
+                    hash, class_idx, now_ns);
+    }
     publish_gauges(s);
 }
 
@@ -1304,7 +1384,7 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
     struct flow_queue *q = CONTAINER_OF(ovs_list_front(&class->ready),
                                         struct flow_queue, list_node);
     struct held_packet held = *flow_head(q);
-    uint64_t late_ns = d->now_ns - held.edt_ns;
+    uint64_t late_ns = d->now_ns > held.edt_ns ? d->now_ns - held.edt_ns : 0;
     uint32_t charged = 0;
 
     if (!dp_packet_batch_is_empty(d->batch)
@@ -1318,8 +1398,9 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
     flow_pop(s, q);
     held_uncount(s, q, &held);
 
-    if (OVS_UNLIKELY(s->config->paced
-                     && late_ns > s->config->max_delay_ns)) {
+    if (OVS_UNLIKELY(s->config->paced && !s->releasing
+                     && late_ns > (s->config->max_delay_ns
+                                   + MAX_CATCH_UP_NS))) {
         count_drop(s, class, SHAPER_DROP_EXPIRED);
         dp_packet_delete(held.packet);
         d->full = ++d->n_expired == MAX_EXPIRED;
@@ -1355,7 +1436,7 @@ static bool
 class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
 {
     const uint64_t now = d->now_ns << EDT_TICK_SHIFT;
-    const struct edt_params *p = class->pace
+    const struct edt_params *p = class->pace && !s->releasing
                                  ? edt_meter_params(&class->pace->meter)
                                  : NULL;
     uint64_t start = 0, cost = 0;
@@ -1366,10 +1447,11 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
                                      class->backlogged ? MAX_CATCH_UP_NS : 0);
     }
 
-    /* With several queues, each sends a few packets before the next. */
+    /* With several queues, each sends a few packets before the next, in
+     * several drains if the port does not allow them in one. */
     bool alone = ovs_list_is_singleton(&s->active_classes);
-    for (int i = 0; (alone || i < 8) && !d->full
-                    && !ovs_list_is_empty(&class->ready); i++) {
+    for (; (alone || class->n_turns < CLASS_TURNS) && !d->full
+           && !ovs_list_is_empty(&class->ready); class->n_turns += !alone) {
         if (d->port && (int64_t) (d->port_ticks - now) > 0) {
             port_allows = false;
             break;
@@ -1393,22 +1475,35 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
 
     if (ovs_list_is_empty(&class->ready)) {
         class->active = class->backlogged = false;
+        class->n_turns = 0;
         ovs_list_remove(&class->active_node);
     } else if (p && (int64_t) (start + cost - now) > 0) {
-        /* Wait in the wheel until the queue's rate allows the next. */
+        /* Wait in the wheel, which has room for all queues, until the queue's
+         * rate allows the next. */
         uint64_t wait = (start + cost - now + (1 << EDT_TICK_SHIFT) - 1)
                         >> EDT_TICK_SHIFT;
 
         class->backlogged = class->waiting = true;
         class->active = false;
+        class->n_turns = 0;
         ovs_list_remove(&class->active_node);
-        ignore(mltw_enqueue(s->wheel, &class->node, d->now_ns + wait,
+        ovs_assert(mltw_enqueue(s->wheel, &class->node, d->now_ns + wait,
                                 class->level));
-    } else if (!alone && port_allows) {
+    } else if (class->n_turns >= CLASS_TURNS) {
+        class->n_turns = 0;
         ovs_list_remove(&class->active_node);
         ovs_list_push_back(&s->active_classes, &class->active_node);
     }
     return port_allows;
+}
+
+/* Makes all that 's' holds due. */
+static void
+release_all(struct flow_shaper *s, uint64_t now_ns)
+{
+    s->releasing = true;
+    unschedule_all(s);
+    flows_for_each(s, reschedule_cb, &now_ns);
 }
 
 /* Takes packets that are due at 'now_ns' from 's' and puts them into 'batch',
@@ -1426,10 +1521,14 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
 
     dp_packet_batch_init(batch);
     if (!s->n_held) {
+        s->port_backlogged = false;
         return 0;
     }
 
-    if (port) {
+    if (OVS_UNLIKELY(s->closing && !s->releasing && now_ns >= s->release_ns)) {
+        release_all(s, now_ns);
+    }
+    if (port && !s->releasing) {
         d.port = edt_meter_params(&port->meter);
         if (d.port) {
             port_start = edt_meter_pace_start(&port->meter, d.port, now_ns,
@@ -1439,7 +1538,9 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
     }
 
-    take_due(s, now_ns);
+    while (take_due(s, now_ns) == DUE_BURST) {
+        continue;
+    }
     while (!d.full) {
         if (ovs_list_is_empty(&s->active_classes)) {
             s->port_backlogged = false;
@@ -1478,9 +1579,9 @@ flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
 
         counter_add(&s->counters[SHAPER_BATCHES], 1);
         counter_add(&s->batch_size[bin], 1);
-        atomic_store_relaxed(&s->counters[SHAPER_NEXT_DUE_NS],
-                             flow_shaper_next_due(s, now_ns));
     }
+    atomic_store_relaxed(&s->counters[SHAPER_NEXT_DUE_NS],
+                         flow_shaper_next_due(s, now_ns));
     publish_gauges(s);
     reap_idle_flows(s, now_ns);
 }
@@ -1497,19 +1598,22 @@ flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
     }
 
     due_ns = MAX(mltw_next_due(s->wheel), now_ns);
+    if (s->closing && !s->releasing) {
+        due_ns = MIN(due_ns, MAX(s->release_ns, now_ns));
+    }
     if (!ovs_list_is_empty(&s->active_classes)) {
         struct shaper_pace *port = s->config->port_pace;
         const struct edt_params *p = port ? edt_meter_params(&port->meter)
                                           : NULL;
         int64_t wait = 0;
 
-        if (p) {
+        if (p && !s->releasing) {
             wait = edt_meter_pace_start(&port->meter, p, now_ns,
                                         MAX_CATCH_UP_NS)
                    - (now_ns << EDT_TICK_SHIFT);
         }
-        due_ns = wait > 0 ? MIN(due_ns, now_ns + (wait >> EDT_TICK_SHIFT) + 1)
-                          : now_ns;
+        wait = (wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT;
+        due_ns = wait > 0 ? MIN(due_ns, now_ns + wait) : now_ns;
     }
     return due_ns;
 }
@@ -1521,12 +1625,18 @@ flow_shaper_backlog(const struct flow_shaper *s)
     return s->n_held;
 }
 
-/* Makes 's' stop shaping: it holds only those packets that must not overtake
- * others, and once its backlog is 0 it can be destroyed. */
+/* Makes 's' stop shaping at 'now_ns': it holds only those packets that must not
+ * overtake others.  What it holds leaves at its time, or after the
+ * configuration's 'max_delay_ns' at the latest (a flow that exceeds its rate
+ * would keep it busy for ever).  Once its backlog is 0 it can be
+ * destroyed. */
 void
-flow_shaper_set_closing(struct flow_shaper *s)
+flow_shaper_set_closing(struct flow_shaper *s, uint64_t now_ns)
 {
-    s->closing = true;
+    if (!s->closing) {
+        s->closing = true;
+        s->release_ns = now_ns + s->config->max_delay_ns;
+    }
 }
 
 /* Returns true after flow_shaper_set_closing(), until the shaper is given a

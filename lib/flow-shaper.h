@@ -130,7 +130,7 @@ enum shaper_counter {
     SHAPER_DROP_BACKLOG,            /* 'max_backlog' held. */
     SHAPER_DROP_BUDGET,             /* Buffers of the source's pool. */
     SHAPER_DROP_FLOWS,              /* 'max_flows' in use. */
-    SHAPER_DROP_EXPIRED,            /* Due 'max_delay_ns' ago. */
+    SHAPER_DROP_EXPIRED,            /* Due 'max_delay_ns' and 10 ms ago. */
     SHAPER_DROP_REMOVED,            /* Port removed. */
     SHAPER_DROP_SEGMENT,            /* TSO packet that can't be segmented. */
     SHAPER_BACKLOG,                 /* Packets held now. */
@@ -200,13 +200,13 @@ struct flow_shaper *flow_shaper_create(const struct shaper_config *,
 void flow_shaper_destroy(struct flow_shaper *);
 void flow_shaper_set_config(struct flow_shaper *,
                             const struct shaper_config *, uint64_t now_ns);
-void flow_shaper_set_closing(struct flow_shaper *);
+void flow_shaper_set_closing(struct flow_shaper *, uint64_t now_ns);
 bool flow_shaper_is_closing(const struct flow_shaper *);
 const struct shaper_config *flow_shaper_config(const struct flow_shaper *);
 unsigned int flow_shaper_core_id(const struct flow_shaper *);
 
-void flow_shaper_enqueue(struct flow_shaper *, struct dp_packet_batch *,
-                         const uint16_t *sources, uint64_t now_ns);
+uint32_t flow_shaper_enqueue(struct flow_shaper *, struct dp_packet_batch *,
+                             const uint16_t *sources, uint64_t now_ns);
 void flow_shaper_put(struct flow_shaper *, struct dp_packet *,
                      uint16_t source, uint64_t now_ns);
 size_t flow_shaper_drain(struct flow_shaper *, struct dp_packet_batch *,

@@ -40,6 +40,7 @@
 VLOG_DEFINE_THIS_MODULE(netdev_flowbundler);
 
 COVERAGE_DEFINE(flowbundler_hand_off);
+COVERAGE_DEFINE(flowbundler_hand_off_drop);
 
 /* Packets that the main thread may have handed to PMD threads that have not
  * fetched them yet. */
@@ -55,6 +56,7 @@ struct fb_queue {
     struct smap details;
     struct shaper_pace *pace;
     long long int created;
+    struct shaper_class_stats retired;  /* Of shapers that are gone. */
 };
 
 /* A shaper in struct netdev_flowbundler's 'parked'. */
@@ -106,12 +108,14 @@ netdev_fb_create(struct netdev *netdev)
         atomic_init(&fb->attention, false);
         fb->name = xstrdup(netdev_get_name(netdev));
         ovs_mutex_init(&fb->mutex);
+        ovs_mutex_lock(&fb->mutex);
         hmapx_init(&fb->shapers);
         ovs_list_init(&fb->parked);
         ovs_list_init(&fb->handed_off);
         smap_init(&fb->details);
         hmap_init(&fb->queues);
         fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+        ovs_mutex_unlock(&fb->mutex);
 
         ovs_mutex_lock(&all_ports_mutex);
         ovs_list_push_back(&all_ports, &fb->node);
@@ -154,7 +158,8 @@ static const struct fb_key qos_keys[QOS_N_KEYS] = {
                         false, "us" },
     [QOS_MAX_BACKLOG] = { "max-backlog", 1, 1 << 24, 1 << 18,
                           false, "packets" },
-    [QOS_MAX_BATCH] = { "max-batch", 1, 4096, 128, false, "packets" },
+    [QOS_MAX_BATCH] = { "max-batch", NETDEV_MAX_BURST, 4096, 128, false,
+                        "packets" },
     [QOS_MIN_GRANULARITY] = { "min-granularity", 1, 1 << 30, 64,
                               true, "ns" },
     [QOS_MAX_GRANULARITY] = { "max-granularity", 1, 1 << 30, 65536,
@@ -255,8 +260,10 @@ fb_set_error(struct netdev *netdev, struct netdev_flowbundler *fb,
     OVS_REQUIRES(fb->mutex)
 {
     if (!nullable_string_is_equal(fb->error, error)) {
+        static struct vlog_rate_limit rl = VLOG_RATE_LIMIT_INIT(60, 60);
+
         if (error) {
-            VLOG_WARN("%s: %s", fb->name, error);
+            VLOG_WARN_RL(&rl, "%s: %s", fb->name, error);
         }
         free(fb->error);
         fb->error = error;
@@ -304,6 +311,7 @@ fb_set_pace(struct shaper_pace **pace, uint64_t rate_bps, uint64_t burst_bytes)
     } else {
         if (!*pace) {
             *pace = shaper_pace_create();
+            edt_meter_reset(&(*pace)->meter, time_nsec());
         }
         edt_meter_set_params(&(*pace)->meter,
                              edt_params_create(rate_bps, burst_bytes, 0));
@@ -394,11 +402,29 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
         smap_clone(&fb->details, details);
         fb_publish(fb);
     }
-    bool refused = error != NULL;
-    fb_set_error(netdev, fb, error);
+    fb->refused = error != NULL;
+    if (error || !fb->queue_error) {
+        fb_set_error(netdev, fb, error);
+    }
+    fb->queue_error = false;
     ovs_mutex_unlock(&fb->mutex);
 
-    return refused ? EINVAL : 0;
+    return error ? EINVAL : 0;
+}
+
+/* Notes that 'netdev', which has this QoS type and keeps it, has been told to
+ * have QoS type 'type' instead and has refused. */
+void
+netdev_flowbundler_refuse_qos(struct netdev *netdev, const char *type)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+
+    ovs_mutex_lock(&fb->mutex);
+    fb->refused = true;
+    fb_set_error(netdev, fb,
+                 xasprintf("QoS type=\"%s\": must be one of the types that "
+                           "this port supports", type));
+    ovs_mutex_unlock(&fb->mutex);
 }
 
 /* Ends this QoS type on 'netdev', if it has it.  What is held is sent at its
@@ -416,6 +442,7 @@ netdev_flowbundler_clear_qos(struct netdev *netdev)
 
     ovs_mutex_lock(&fb->mutex);
     fb_set_error(netdev, fb, NULL);
+    fb->refused = false;
     old = ovsrcu_get_protected(struct shaper_config *, &fb->config);
     if (old) {
         ovsrcu_set(&fb->config, NULL);
@@ -498,7 +525,14 @@ netdev_flowbundler_set_queue(struct netdev *netdev, unsigned int queue_id,
     }
 
     ovs_mutex_lock(&fb->mutex);
+    if (fb->refused) {
+        /* The record that this queue belongs to is not in force. */
+        free(error);
+        ovs_mutex_unlock(&fb->mutex);
+        return EINVAL;
+    }
     if (error) {
+        fb->queue_error = true;
         fb_set_error(netdev, fb, error);
         ovs_mutex_unlock(&fb->mutex);
         return EINVAL;
@@ -531,7 +565,7 @@ netdev_flowbundler_delete_queue(struct netdev *netdev, unsigned int queue_id)
     struct fb_queue *queue;
 
     ovs_mutex_lock(&fb->mutex);
-    queue = fb_queue_find(fb, queue_id);
+    queue = fb->refused ? NULL : fb_queue_find(fb, queue_id);
     if (queue) {
         fb_queue_destroy(fb, queue);
         fb_publish(fb);
@@ -546,11 +580,15 @@ fb_queue_get_stats(const struct netdev_flowbundler *fb,
                    struct netdev_queue_stats *stats)
     OVS_REQUIRES(fb->mutex)
 {
-    struct shaper_class_stats total = { 0, 0, 0 };
+    struct shaper_class_stats total = queue->retired;
+    struct parked_shaper *parked;
     struct hmapx_node *node;
 
     HMAPX_FOR_EACH (node, &fb->shapers) {
         flow_shaper_get_class_stats(node->data, queue->queue_id, &total);
+    }
+    LIST_FOR_EACH (parked, node, &fb->parked) {
+        flow_shaper_get_class_stats(parked->shaper, queue->queue_id, &total);
     }
     stats->tx_packets = total.tx_packets;
     stats->tx_bytes = total.tx_bytes;
@@ -740,7 +778,11 @@ fb_retire(struct netdev_flowbundler *fb, struct flow_shaper *s)
     OVS_REQUIRES(fb->mutex)
 {
     uint64_t backlog = flow_shaper_backlog(s);
+    struct fb_queue *queue;
 
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        flow_shaper_get_class_stats(s, queue->queue_id, &queue->retired);
+    }
     flow_shaper_get_stats(s, &fb->retired);
     fb->retired.counters[SHAPER_DROP_REMOVED] += backlog;
     fb->retired.counters[SHAPER_BACKLOG] = 0;
@@ -783,6 +825,23 @@ fb_adopt(struct netdev_flowbundler *fb, struct flow_shaper *s,
     return s;
 }
 
+/* Drops packets that no shaper takes, when nothing is parked. */
+static void
+fb_purge_handed_off(struct netdev_flowbundler *fb)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct handed_off_packet *handed_off;
+
+    LIST_FOR_EACH_POP (handed_off, node, &fb->handed_off) {
+        fb->retired.counters[SHAPER_DROP_REMOVED]++;
+        COVERAGE_INC(flowbundler_hand_off_drop);
+        dp_packet_delete(handed_off->packet);
+        free(handed_off);
+    }
+    fb->n_handed_off = 0;
+    atomic_store_relaxed(&fb->attention, false);
+}
+
 /* Brings the shaper 's' that the thread with 'thread' on 'core_id' has for
  * 'netdev' (NULL if it has none) in line with the configuration, and adopts
  * what is parked.  Returns the shaper that the thread has from now on, or
@@ -809,13 +868,16 @@ netdev_flowbundler_update(const struct netdev *netdev, struct flow_shaper *s,
     atomic_read_relaxed(&fb->attention, &attention);
     if (attention && (is_pmd(core_id) || !fb->n_pmd_shapers)) {
         s = fb_adopt(fb, s, thread, core_id, now_ns);
+        if (!s) {
+            fb_purge_handed_off(fb);
+        }
     }
 
     if (s) {
         if (config) {
             flow_shaper_set_config(s, config, now_ns);
         } else if (flow_shaper_backlog(s)) {
-            flow_shaper_set_closing(s);
+            flow_shaper_set_closing(s, now_ns);
         } else {
             fb_unregister(fb, s);
             fb_retire(fb, s);
@@ -852,7 +914,6 @@ void
 netdev_flowbundler_purge(const struct netdev *netdev)
 {
     struct netdev_flowbundler *fb = netdev_fb(netdev);
-    struct handed_off_packet *handed_off;
     struct parked_shaper *parked;
 
     if (!fb) {
@@ -864,13 +925,7 @@ netdev_flowbundler_purge(const struct netdev *netdev)
         fb_retire(fb, parked->shaper);
         free(parked);
     }
-    LIST_FOR_EACH_POP (handed_off, node, &fb->handed_off) {
-        fb->retired.counters[SHAPER_DROP_REMOVED]++;
-        dp_packet_delete(handed_off->packet);
-        free(handed_off);
-    }
-    fb->n_handed_off = 0;
-    atomic_store_relaxed(&fb->attention, false);
+    fb_purge_handed_off(fb);
     ovs_mutex_unlock(&fb->mutex);
 }
 
@@ -897,16 +952,16 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
         fb_queue_destroy(fb, queue);
     }
-    ovs_mutex_unlock(&fb->mutex);
-
-    config = ovsrcu_get_protected(struct shaper_config *, &fb->config);
-    shaper_config_unref(config);
     shaper_pace_unref(fb->port_pace);
     hmap_destroy(&fb->queues);
     hmapx_destroy(&fb->shapers);
     smap_destroy(&fb->details);
-    ovs_mutex_destroy(&fb->mutex);
     free(fb->error);
+    ovs_mutex_unlock(&fb->mutex);
+
+    config = ovsrcu_get_protected(struct shaper_config *, &fb->config);
+    shaper_config_unref(config);
+    ovs_mutex_destroy(&fb->mutex);
     free(fb->name);
     free(fb);
     ovsrcu_set_hidden(&netdev->flowbundler, NULL);
@@ -915,11 +970,11 @@ netdev_flowbundler_destroy(struct netdev *netdev)
 /* Passes those packets of 'batch', in the main thread, that have an EDT on to
  * a PMD thread that serves 'netdev', if there is one, because the main thread
  * polls too seldom to keep to EDTs.  The others stay in 'batch'.
- * 'sources[i]' is the port that received packet i. */
+ * 'sources[i]' is the port that received packet i, before and after. */
 void
 netdev_flowbundler_hand_off(const struct netdev *netdev,
                             struct dp_packet_batch *batch,
-                            const uint16_t *sources)
+                            uint16_t *sources)
 {
     struct netdev_flowbundler *fb = netdev_fb(netdev);
     const size_t size = dp_packet_batch_size(batch);
@@ -930,9 +985,11 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
     if (fb->n_pmd_shapers) {
         DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
             if (!packet->md.edt.edt_ns) {
+                sources[dp_packet_batch_size(batch)] = sources[i];
                 dp_packet_batch_refill(batch, packet, i);
             } else if (fb->n_handed_off >= MAX_HANDED_OFF) {
                 fb->retired.counters[SHAPER_DROP_BACKLOG]++;
+                COVERAGE_INC(flowbundler_hand_off_drop);
                 dp_packet_delete(packet);
             } else {
                 struct handed_off_packet *handed_off
@@ -1098,6 +1155,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
     const struct shaper_config *config
         = ovsrcu_get(struct shaper_config *, &fb->config);
     struct json *threads = json_array_create_empty();
+    struct json *queues = json_array_create_empty();
     uint64_t now_ns = time_nsec();
     uint64_t values[QOS_N_KEYS];
     struct shaper_stats stats;
@@ -1127,6 +1185,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         json_object_put(object, "config", json);
     }
     HMAP_FOR_EACH (queue, node, &fb->queues) {
+        struct json *json = json_object_create();
         struct netdev_queue_stats qstats;
         struct smap_node *detail;
 
@@ -1138,7 +1197,15 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         ds_put_format(s, " sent %"PRIu64" packets, %"PRIu64" bytes, dropped "
                       "%"PRIu64"\n", qstats.tx_packets, qstats.tx_bytes,
                       qstats.tx_errors);
+        json_object_put(json, "queue", json_integer_create(queue->queue_id));
+        json_object_put(json, "sent", json_integer_create(qstats.tx_packets));
+        json_object_put(json, "sent_bytes",
+                        json_integer_create(qstats.tx_bytes));
+        json_object_put(json, "dropped",
+                        json_integer_create(qstats.tx_errors));
+        json_array_add(queues, json);
     }
+    json_object_put(object, "queues", queues);
 
     fb_get_stats(fb, &stats);
     stats_to_json(&stats, now_ns, object);

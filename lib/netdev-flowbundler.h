@@ -85,6 +85,8 @@ struct netdev_flowbundler {
     struct hmap queues OVS_GUARDED;         /* Of struct fb_queue. */
     struct shaper_pace *port_pace OVS_GUARDED;
     char *error OVS_GUARDED;                /* What was refused, or NULL. */
+    bool refused OVS_GUARDED;               /* Was it the QoS record? */
+    bool queue_error OVS_GUARDED;           /* Was it a queue? */
 };
 
 void netdev_flowbundler_init(void);
@@ -92,6 +94,7 @@ void netdev_flowbundler_destroy(struct netdev *);
 
 bool netdev_flowbundler_is_supported(const struct netdev *);
 int netdev_flowbundler_set_qos(struct netdev *, const struct smap *details);
+void netdev_flowbundler_refuse_qos(struct netdev *, const char *type);
 void netdev_flowbundler_clear_qos(struct netdev *);
 int netdev_flowbundler_get_qos(const struct netdev *, struct smap *details);
 void netdev_flowbundler_get_capabilities(struct netdev_qos_capabilities *);
@@ -162,6 +165,6 @@ void netdev_flowbundler_park(const struct netdev *, struct flow_shaper *);
 void netdev_flowbundler_purge(const struct netdev *);
 void netdev_flowbundler_hand_off(const struct netdev *,
                                  struct dp_packet_batch *,
-                                 const uint16_t *sources);
+                                 uint16_t *sources);
 
 #endif /* netdev-flowbundler.h */

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins: list[str] = []
+pytest_plugins: list[str] = ["fbtest.fixtures"]
 
 
 @pytest.fixture(scope="session")
