@@ -1625,8 +1625,8 @@ flow_shaper_backlog(const struct flow_shaper *s)
     return s->n_held;
 }
 
-/* Makes 's' stop shaping at 'now_ns': it holds only those packets that must not
- * overtake others.  What it holds leaves at its time, or after the
+/* Makes 's' stop shaping at 'now_ns': it holds only those packets that must
+ * not overtake others.  What it holds leaves at its time, or after the
  * configuration's 'max_delay_ns' at the latest (a flow that exceeds its rate
  * would keep it busy for ever).  Once its backlog is 0 it can be
  * destroyed. */
