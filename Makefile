@@ -26,7 +26,7 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs c-tests venv demo check install debian13 clean root
+.PHONY: all help deps ovs venv demo check install debian13 clean root
 
 all: ovs
 
@@ -57,12 +57,9 @@ venv: deps
 demo: root all venv
 	@utilities/fb-demo
 
-c-tests: ovs
-	$(OVS_MAKE) -f Makefile -f $(CURDIR)/utilities/c-tests.mk fb-c-tests
-
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
-check: root all c-tests venv
+check: root all venv
 	@$(FB_VENV)/bin/python -m pytest tests
 
 root:
