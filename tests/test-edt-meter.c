@@ -24,14 +24,13 @@
 #include "edt-meter.h"
 #include "edt-stamp.h"
 
-#include <getopt.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "dp-packet.h"
+#include "fb-test.h"
 #include "netlink.h"
 #include "odp-util.h"
 #include "openvswitch/util.h"
@@ -48,55 +47,6 @@
 #define DAY_NS (24 * HOUR_NS)
 #define WRAP_NS (UINT64_C(1) << (64 - EDT_TICK_SHIFT))
 #define STALE_NS (EDT_STALE_TICKS >> EDT_TICK_SHIFT)
-
-static uint32_t seed = 1;
-static unsigned int iterations;         /* 0: the default of each test. */
-static const char *test_name = "";
-
-static void OVS_PRINTF_FORMAT(1, 2) OVS_NO_RETURN
-fail(const char *format, ...)
-{
-    va_list args;
-
-    fflush(stdout);
-    fprintf(stderr, "%s (--seed=%"PRIu32"): ", test_name, seed);
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    putc('\n', stderr);
-    exit(EXIT_FAILURE);
-}
-
-#define CHECK(CONDITION, ...)           \
-    do {                                \
-        if (!(CONDITION)) {             \
-            fail(__VA_ARGS__);          \
-        }                               \
-    } while (0)
-
-/* Number of rounds of a test that does 'n' by default. */
-static unsigned int
-rounds(unsigned int n)
-{
-    return iterations ? iterations : n;
-}
-
-/* A random number, 0...n-1. */
-static uint64_t
-choose(uint64_t n)
-{
-    return random_uint64() % n;
-}
-
-/* A random number, 0...n-1, where each order of magnitude is as likely as any
- * other. */
-static uint64_t
-choose_log(uint64_t n)
-{
-    uint64_t limit = UINT64_C(1) << choose(log_2_floor(n) + 1);
-
-    return choose(MIN(2 * limit, n));
-}
 
 static uint64_t
 choose_rate(void)
@@ -1288,10 +1238,7 @@ test_threads(void)
     free(aux);
 }
 
-static const struct test {
-    const char *name;
-    void (*run)(void);
-} tests[] = {
+static const struct test tests[] = {
     { "params", test_params },
     { "rate", test_rate },
     { "never-early", test_never_early },
@@ -1308,71 +1255,8 @@ static const struct test {
     { "threads", test_threads },
 };
 
-static void OVS_NO_RETURN
-usage(FILE *stream, const char *name, int status)
-{
-    fprintf(stream, "usage: %s [--seed=N] [--iterations=N] [TEST]...\n"
-            "Tests (all if none is named):\n", name);
-    for (size_t i = 0; i < ARRAY_SIZE(tests); i++) {
-        fprintf(stream, "    %s\n", tests[i].name);
-    }
-    exit(status);
-}
-
-static void
-run_test(const struct test *test)
-{
-    printf("%s\n", test->name);
-    fflush(stdout);
-    test_name = test->name;
-    random_set_seed(seed);
-    test->run();
-}
-
 int
 main(int argc, char *argv[])
 {
-    static const struct option options[] = {
-        { "seed", required_argument, NULL, 's' },
-        { "iterations", required_argument, NULL, 'i' },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
-    };
-    int option;
-
-    while ((option = getopt_long(argc, argv, "s:i:h", options, NULL)) != -1) {
-        switch (option) {
-        case 's':
-            seed = strtoul(optarg, NULL, 0);
-            CHECK(seed, "--seed must not be 0");
-            break;
-        case 'i':
-            iterations = strtoul(optarg, NULL, 0);
-            break;
-        case 'h':
-            usage(stdout, argv[0], EXIT_SUCCESS);
-        default:
-            usage(stderr, argv[0], 2);
-        }
-    }
-
-    if (optind == argc) {
-        for (size_t i = 0; i < ARRAY_SIZE(tests); i++) {
-            run_test(&tests[i]);
-        }
-    }
-    for (; optind < argc; optind++) {
-        size_t i;
-
-        for (i = 0; i < ARRAY_SIZE(tests); i++) {
-            if (!strcmp(argv[optind], tests[i].name)) {
-                run_test(&tests[i]);
-                break;
-            }
-        }
-        if (i == ARRAY_SIZE(tests)) {
-            usage(stderr, argv[0], 2);
-        }
-    }
-    return 0;
+    return run_tests(argc, argv, tests, ARRAY_SIZE(tests));
 }
