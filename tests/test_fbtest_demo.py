@@ -114,7 +114,9 @@ def test_ended_by_a_signal_it_leaves_nothing(ovs_env, tmp_path, how):
     process = subprocess.Popen(
         [sys.executable, "-m", "fbtest.demo", "--limiters", "htb", "--output", str(tmp_path)],
         env={**ovs_env, "PYTHONPATH": parent}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True)
+        stderr=subprocess.STDOUT, text=True,
+        # Who runs the tests in the background may have them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         # The load runs when there are senders in the namespaces.
         wait_until(lambda: len(set(netns.our_names()) - set(before)) >= 8,
