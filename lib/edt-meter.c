@@ -78,6 +78,11 @@ edt_meter_init(struct edt_meter *meter, struct edt_params *params)
 {
     ovsrcu_init(&meter->params, params);
     atomic_init(&meter->tat_ticks, 0);
+    atomic_init(&meter->owner, EDT_NO_THREAD);
+    atomic_init(&meter->own_counts.packets, 0);
+    atomic_init(&meter->own_counts.bytes, 0);
+    atomic_init(&meter->shared_counts.packets, 0);
+    atomic_init(&meter->shared_counts.bytes, 0);
 }
 
 /* Frees what 'meter' owns.  There must be no readers left. */
@@ -109,6 +114,34 @@ edt_meter_set_params(struct edt_meter *meter, struct edt_params *params)
     if (old) {
         ovsrcu_postpone(free, old);
     }
+}
+
+/* Stores what edt_meter_count() has counted at 'meter' in '*packets' and
+ * '*bytes'.  Thread-safe. */
+void
+edt_meter_get_counts(const struct edt_meter *meter_,
+                     uint64_t *packets, uint64_t *bytes)
+{
+    struct edt_meter *meter = CONST_CAST(struct edt_meter *, meter_);
+    uint64_t shared;
+
+    atomic_read_relaxed(&meter->own_counts.packets, packets);
+    atomic_read_relaxed(&meter->shared_counts.packets, &shared);
+    *packets += shared;
+    atomic_read_relaxed(&meter->own_counts.bytes, bytes);
+    atomic_read_relaxed(&meter->shared_counts.bytes, &shared);
+    *bytes += shared;
+}
+
+/* Makes 'thread_id' the one that counts in 'own_counts' of 'meter', unless
+ * another thread has come first.  Returns true if successful. */
+bool
+edt_meter_own__(struct edt_meter *meter, uint32_t thread_id)
+{
+    uint32_t owner = EDT_NO_THREAD;
+
+    return atomic_compare_exchange_strong_relaxed(&meter->owner, &owner,
+                                                  thread_id);
 }
 
 /* Reserves time on 'meter' for the packets of a batch at 'now_ns'.  'ends[i]'

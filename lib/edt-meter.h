@@ -65,9 +65,10 @@
  * Thread-safety
  * -------------
  *
- *  edt_meter_reserve(), edt_meter_refund() and edt_meter_charge() may be
- *  called by any number of threads.  edt_meter_set_params() needs the callers
- *  to exclude each other, and readers to be RCU readers.
+ *  edt_meter_reserve(), edt_meter_refund(), edt_meter_charge() and
+ *  edt_meter_count() may be called by any number of threads.
+ *  edt_meter_set_params() needs the callers to exclude each other, and readers
+ *  to be RCU readers.
  *
  * Clock
  * -----
@@ -116,10 +117,25 @@ struct edt_params {
     uint64_t max_delay_us;
 };
 
-/* A meter.  'params' is NULL while the meter does not assign EDTs. */
+/* Identity of no thread. */
+#define EDT_NO_THREAD UINT32_MAX
+
+/* What has passed a meter. */
+struct edt_counts {
+    atomic_uint64_t packets;
+    atomic_uint64_t bytes;
+};
+
+/* A meter.  'params' is NULL while the meter does not assign EDTs.
+ *
+ * Most meters are used by one thread.  It counts in 'own_counts', without
+ * atomic operations; others, if there are any, share 'shared_counts'. */
 struct edt_meter {
     OVSRCU_TYPE(struct edt_params *) params;
     atomic_uint64_t tat_ticks;
+    atomic_uint32_t owner;      /* First thread to count. */
+    struct edt_counts own_counts;
+    struct edt_counts shared_counts;
 };
 
 /* Time reserved for a batch: packet with 'b' bytes before it in the batch has
@@ -137,6 +153,10 @@ void edt_meter_destroy(struct edt_meter *);
 void edt_meter_set_params(struct edt_meter *, struct edt_params *);
 void edt_meter_reset(struct edt_meter *, uint64_t now_ns);
 
+void edt_meter_get_counts(const struct edt_meter *,
+                          uint64_t *packets, uint64_t *bytes);
+bool edt_meter_own__(struct edt_meter *, uint32_t thread_id);
+
 size_t edt_meter_reserve(struct edt_meter *, const struct edt_params *,
                          uint64_t now_ns, const uint32_t *ends, size_t n,
                          struct edt_reservation *);
@@ -151,6 +171,30 @@ static inline const struct edt_params *
 edt_meter_params(const struct edt_meter *meter)
 {
     return ovsrcu_get(struct edt_params *, &meter->params);
+}
+
+/* Counts 'packets' packets of 'bytes' bytes that came to 'meter' in thread
+ * 'thread_id', a number that no other thread that uses the meter at the same
+ * time has, and not EDT_NO_THREAD. */
+static inline void
+edt_meter_count(struct edt_meter *meter, uint32_t thread_id,
+                uint32_t packets, uint32_t bytes)
+{
+    uint32_t owner;
+    uint64_t old;
+
+    atomic_read_relaxed(&meter->owner, &owner);
+    if (OVS_LIKELY(owner == thread_id
+                   || (owner == EDT_NO_THREAD
+                       && edt_meter_own__(meter, thread_id)))) {
+        atomic_read_relaxed(&meter->own_counts.packets, &old);
+        atomic_store_relaxed(&meter->own_counts.packets, old + packets);
+        atomic_read_relaxed(&meter->own_counts.bytes, &old);
+        atomic_store_relaxed(&meter->own_counts.bytes, old + bytes);
+    } else {
+        atomic_add_relaxed(&meter->shared_counts.packets, packets, &old);
+        atomic_add_relaxed(&meter->shared_counts.bytes, bytes, &old);
+    }
 }
 
 /* Returns the time in ticks, rounded up, that 'bytes' take at the rate of 'p'.

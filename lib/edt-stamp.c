@@ -70,24 +70,20 @@ edt_chain_refund(struct edt_chain *chain, uint32_t kept_bytes,
     }
 }
 
-/* Returns the bytes of 'packet' that count: those that it will have on the
- * wire, where a TSO packet is several. */
+/* Returns the bytes that TSO packet 'packet' will have on the wire, where it
+ * is several. */
 static uint32_t
-packet_bytes(struct dp_packet *packet)
+tso_packet_bytes(struct dp_packet *packet)
 {
+    const char *payload = dp_packet_hwol_is_tunnel(packet)
+                          ? dp_packet_get_inner_tcp_payload(packet)
+                          : dp_packet_get_tcp_payload(packet);
     uint32_t bytes = dp_packet_size(packet);
 
-    if (OVS_UNLIKELY(userspace_tso_enabled())
-        && dp_packet_hwol_is_tso(packet)) {
-        const char *payload = dp_packet_hwol_is_tunnel(packet)
-                              ? dp_packet_get_inner_tcp_payload(packet)
-                              : dp_packet_get_tcp_payload(packet);
+    if (payload && dp_packet_get_tso_segsz(packet)) {
+        uint32_t header = payload - (char *) dp_packet_data(packet);
 
-        if (payload && dp_packet_get_tso_segsz(packet)) {
-            uint32_t header = payload - (char *) dp_packet_data(packet);
-
-            bytes += (dp_packet_gso_nr_segs(packet) - 1) * header;
-        }
+        bytes += (dp_packet_gso_nr_segs(packet) - 1) * header;
     }
     return bytes;
 }
@@ -103,6 +99,7 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
                 struct edt_stamp_result *result)
 {
     const size_t n = dp_packet_batch_size(batch);
+    const bool tso_enabled = userspace_tso_enabled();
     uint32_t ends[NETDEV_MAX_BURST];
     struct edt_reservation r;
     struct dp_packet *packet;
@@ -110,8 +107,13 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
     size_t admitted;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        if (OVS_UNLIKELY(tso_enabled) && dp_packet_hwol_is_tso(packet)) {
+            bytes += tso_packet_bytes(packet);
+        } else {
+            bytes += dp_packet_size(packet);
+        }
         /* edt_cost() takes no more. */
-        bytes = MIN(bytes + packet_bytes(packet), EDT_MAX_BATCH_BYTES);
+        bytes = MIN(bytes, EDT_MAX_BATCH_BYTES);
         ends[i] = bytes;
     }
 

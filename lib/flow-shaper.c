@@ -18,15 +18,9 @@
 
 #include "flow-shaper.h"
 
-#ifdef DPDK_NETDEV
-#include <rte_mempool.h>
-#endif
-
 #include "coverage.h"
 #include "dp-packet.h"
 #include "dp-packet-gso.h"
-#include "flow.h"
-#include "hash.h"
 #include "odp-util.h"
 #include "ovs-atomic.h"
 #include "packets.h"
@@ -56,11 +50,6 @@ BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
 #define FLOW_IDLE_NS UINT64_C(1000000000)
 #define FLOW_REAP_MAX 4             /* FIFOs freed per drain at most. */
 
-/* Share of a pool that shapers may hold: the rest is for receiving. */
-#define POOL_SHARE(SIZE) ((SIZE) - (SIZE) / 4)
-#define HEAP_BUDGET_PACKETS 65536   /* Packets that are not in any pool. */
-#define MAX_POOLS 64
-
 #define MAX_EXPIRED 64              /* Dropped in one call at most. */
 #define DUE_BURST 64                /* FIFOs taken from the wheel at once. */
 #define CLASS_TURNS 8               /* Packets of a queue in its turn. */
@@ -69,12 +58,55 @@ BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
 struct held_packet {
     struct dp_packet *packet;
     uint64_t edt_ns;
-    uint32_t bytes;
-    uint16_t source;
-    uint8_t pool;                   /* Index into struct shaper_thread. */
-    bool stamped;
+    struct shaper_source source;
+    uint32_t info;                  /* See held_info(). */
 };
-BUILD_ASSERT_DECL(sizeof(struct held_packet) <= 24);
+BUILD_ASSERT_DECL(sizeof(struct held_packet) == 24 || sizeof(void *) != 8);
+BUILD_ASSERT_DECL(SHAPER_MAX_POOLS <= 1 << 6);
+
+/* Packs the 'bytes' of a packet (of which even a TSO packet has less than
+ * 2^17), what kind of buffer it is in ('type'), the number of its 'pool' in
+ * struct shaper_thread and whether it is 'stamped' with an EDT.  (Not a bit
+ * field, which compilers assemble in memory and then have to wait for.) */
+static inline uint32_t
+held_info(uint32_t bytes, enum dp_packet_source type, uint8_t pool,
+          bool stamped)
+{
+    return bytes << 11 | type << 7 | pool << 1 | stamped;
+}
+
+static inline uint32_t
+held_bytes(const struct held_packet *held)
+{
+    return held->info >> 11;
+}
+
+static inline enum dp_packet_source
+held_type(const struct held_packet *held)
+{
+    return held->info >> 7 & 0xf;
+}
+
+static inline uint8_t
+held_pool(const struct held_packet *held)
+{
+    return held->info >> 1 & 0x3f;
+}
+
+static inline bool
+held_is_stamped(const struct held_packet *held)
+{
+    return held->info & 1;
+}
+
+/* Makes 'held' a packet that 'thread' counts. */
+static void
+held_set_pool(struct held_packet *held, struct shaper_thread *thread)
+{
+    held->info = held_info(held_bytes(held), held_type(held),
+                           shaper_thread_pool(thread, held->packet),
+                           held_is_stamped(held));
+}
 
 #define CHUNK_PACKETS 5
 
@@ -161,8 +193,10 @@ struct flow_shaper {
     struct shaper_config *config;
     struct mltw *wheel;
     struct shaper_thread *thread;   /* NULL while detached. */
-    struct flow_queue **buckets;
+    struct flow_queue **buckets;    /* See bucket(). */
     uint32_t bucket_mask;
+    uint32_t n_buckets;
+    uint32_t max_buckets;
     bool closing;                   /* No longer to hold what may pass. */
     bool releasing;                 /* Nor to wait with what it holds. */
     unsigned int core_id;
@@ -189,25 +223,6 @@ struct flow_shaper {
     atomic_uint64_t batch_size[SHAPER_BATCH_BINS];
     atomic_uint64_t lateness[SHAPER_LATENESS_BINS];
 };
-
-/* Buffers of one pool that the shapers of a thread hold. */
-struct buffer_pool {
-    const void *pool;               /* NULL: the heap. */
-    uint32_t size;                  /* Of the whole pool. */
-    uint32_t budget;                /* What this thread may hold of it. */
-    uint32_t held;
-    uint32_t *held_by_source;
-    uint32_t n_sources;             /* Elements in 'held_by_source'. */
-};
-
-struct shaper_thread {
-    unsigned int n_threads;         /* That the budgets were computed for. */
-    size_t n_pools;
-    struct buffer_pool pools[MAX_POOLS];
-};
-
-/* Threads share out the pools evenly. */
-static atomic_count n_shaper_threads = ATOMIC_COUNT_INIT(0);
 
 static void
 counter_add(atomic_uint64_t *counter, uint64_t n)
@@ -311,196 +326,6 @@ shaper_config_unref(struct shaper_config *config)
     }
 }
 
-/* Buffer budgets. */
-
-/* Creates the state that the shapers of one thread share. */
-struct shaper_thread *
-shaper_thread_create(void)
-{
-    atomic_count_inc(&n_shaper_threads);
-    return xzalloc(sizeof(struct shaper_thread));
-}
-
-/* Destroys 'thread' (which may be NULL), to which no shaper is attached. */
-void
-shaper_thread_destroy(struct shaper_thread *thread)
-{
-    if (thread) {
-        for (size_t i = 0; i < thread->n_pools; i++) {
-            free(thread->pools[i].held_by_source);
-        }
-        free(thread);
-        atomic_count_dec(&n_shaper_threads);
-    }
-}
-
-static void
-buffer_pool_set_size(struct buffer_pool *pool, uint32_t size,
-                     unsigned int n_threads)
-{
-    pool->size = size;
-    pool->budget = POOL_SHARE(size) / MAX(n_threads, 1);
-}
-
-/* Returns the index of the pool that 'packet' comes from. */
-static uint8_t
-shaper_thread_pool(struct shaper_thread *thread,
-                   const struct dp_packet *packet)
-{
-    unsigned int n_threads = atomic_count_get(&n_shaper_threads);
-    const void *pool = NULL;
-    uint32_t size = HEAP_BUDGET_PACKETS;
-    size_t i;
-
-#ifdef DPDK_NETDEV
-    if (packet->source == DPBUF_DPDK) {
-        pool = packet->mbuf.pool;
-        size = packet->mbuf.pool->size;
-    }
-#endif
-
-    if (OVS_UNLIKELY(n_threads != thread->n_threads)) {
-        thread->n_threads = n_threads;
-        for (i = 0; i < thread->n_pools; i++) {
-            buffer_pool_set_size(&thread->pools[i], thread->pools[i].size,
-                                 n_threads);
-        }
-    }
-
-    for (i = 0; i < thread->n_pools; i++) {
-        if (thread->pools[i].pool == pool) {
-            /* Another pool may have come to lie where one was. */
-            if (OVS_UNLIKELY(thread->pools[i].size != size)) {
-                buffer_pool_set_size(&thread->pools[i], size, n_threads);
-            }
-            return i;
-        }
-    }
-
-    /* Reuse what belonged to a pool that is no longer used. */
-    for (i = 0; i < thread->n_pools; i++) {
-        if (!thread->pools[i].held) {
-            break;
-        }
-    }
-    if (i == MAX_POOLS) {
-        /* More pools than this are accounted for together. */
-        return 0;
-    }
-    if (i == thread->n_pools) {
-        thread->n_pools++;
-    }
-    thread->pools[i].pool = pool;
-    buffer_pool_set_size(&thread->pools[i], size, n_threads);
-    return i;
-}
-
-static void
-shaper_thread_count(struct shaper_thread *thread, uint8_t pool_idx,
-                    uint16_t source)
-{
-    struct buffer_pool *pool = &thread->pools[pool_idx];
-
-    if (OVS_UNLIKELY(source >= pool->n_sources)) {
-        uint32_t n = ROUND_UP(source + 1, 256);
-
-        pool->held_by_source = xrealloc(pool->held_by_source,
-                                        n * sizeof *pool->held_by_source);
-        memset(pool->held_by_source + pool->n_sources, 0,
-               (n - pool->n_sources) * sizeof *pool->held_by_source);
-        pool->n_sources = n;
-    }
-    pool->held++;
-    pool->held_by_source[source]++;
-}
-
-static void
-shaper_thread_uncount(struct shaper_thread *thread,
-                      const struct held_packet *held)
-{
-    struct buffer_pool *pool = &thread->pools[held->pool];
-
-    pool->held--;
-    pool->held_by_source[held->source]--;
-}
-
-/* May a shaper of 'thread' hold one more packet of pool 'pool_idx' that port
- * 'source' received?
- *
- * A port may hold as much as is left for all of them (dynamic thresholds,
- * Choudhury and Hahne, 1998): alone it gets half of the budget, and there is
- * always something left for a port that has nothing yet. */
-static bool
-shaper_thread_may_hold(const struct shaper_thread *thread, uint8_t pool_idx,
-                       uint16_t source)
-{
-    const struct buffer_pool *pool = &thread->pools[pool_idx];
-    uint32_t mine = source < pool->n_sources
-                    ? pool->held_by_source[source] : 0;
-
-    return pool->held < pool->budget && mine < pool->budget - pool->held;
-}
-
-/* Flow keys. */
-
-/* Fills '*key' with the identity of the FIFO for 'packet', all but the queue:
- * the meters in its stamp and its destination.  Reads no further than
- * 'packet' goes: what is truncated is identified by what comes before. */
-void
-shaper_flow_key_extract(const struct dp_packet *packet,
-                        struct shaper_flow_key *key)
-{
-    const uint8_t *data = dp_packet_data(packet);
-    size_t size = dp_packet_size(packet);
-    size_t ofs = ETH_HEADER_LEN;
-    ovs_be16 eth_type;
-
-    memset(key, 0, sizeof *key);
-    if (packet->md.edt.edt_ns) {
-        key->first_meter = packet->md.edt.first_meter;
-        key->last_meter = packet->md.edt.last_meter;
-    } else {
-        key->first_meter = key->last_meter = UINT32_MAX;
-    }
-    if (OVS_UNLIKELY(size < ETH_HEADER_LEN)) {
-        return;
-    }
-
-    memcpy(&eth_type, data + 2 * ETH_ADDR_LEN, sizeof eth_type);
-    for (int i = 0; i < FLOW_MAX_VLAN_HEADERS && eth_type_vlan(eth_type)
-                    && size >= ofs + VLAN_HEADER_LEN; i++) {
-        memcpy(&eth_type, data + ofs + 2, sizeof eth_type);
-        ofs += VLAN_HEADER_LEN;
-    }
-
-    if (eth_type == htons(ETH_TYPE_IP) && size >= ofs + IP_HEADER_LEN) {
-        key->addr_type = SHAPER_ADDR_IPV4;
-        memcpy(key->addr, data + ofs + offsetof(struct ip_header, ip_dst), 4);
-    } else if (eth_type == htons(ETH_TYPE_IPV6)
-               && size >= ofs + IPV6_HEADER_LEN) {
-        key->addr_type = SHAPER_ADDR_IPV6;
-        memcpy(key->addr,
-               data + ofs + offsetof(struct ovs_16aligned_ip6_hdr, ip6_dst),
-               16);
-    } else {
-        key->addr_type = SHAPER_ADDR_ETH;
-        memcpy(key->addr, data, ETH_ADDR_LEN);
-    }
-}
-
-static uint32_t
-flow_key_hash(const struct shaper_flow_key *key)
-{
-    return hash_words64((const uint64_t *) key, sizeof *key / 8, 0);
-}
-
-static bool
-flow_key_equal(const struct shaper_flow_key *a,
-               const struct shaper_flow_key *b)
-{
-    return !memcmp(a, b, sizeof *a);
-}
-
 /* FIFOs. */
 
 /* Adds 'size' bytes of zeros to 'slabs' and returns them. */
@@ -552,9 +377,10 @@ chunk_free(struct flow_shaper *s, struct packet_chunk *chunk)
     s->free_chunks = chunk;
 }
 
-static void
-flow_push(struct flow_shaper *s, struct flow_queue *q,
-          const struct held_packet *held)
+/* Adds a packet to 'q', which the caller fills in.  (To copy what has just
+ * been put together in memory would mean to wait for it to get there.) */
+static inline struct held_packet *
+flow_push(struct flow_shaper *s, struct flow_queue *q)
 {
     if (!q->n_packets) {
         q->head = q->tail = chunk_alloc(s);
@@ -564,8 +390,8 @@ flow_push(struct flow_shaper *s, struct flow_queue *q,
         q->tail = q->tail->next;
         q->tail_idx = 0;
     }
-    q->tail->held[q->tail_idx++] = *held;
     q->n_packets++;
+    return &q->tail->held[q->tail_idx++];
 }
 
 static const struct held_packet *
@@ -590,14 +416,54 @@ flow_pop(struct flow_shaper *s, struct flow_queue *q)
     }
 }
 
-static struct flow_queue *
+/* The hash table grows by one bucket for each FIFO (linear hashing, Litwin,
+ * 1980): as few pages of it are in use as will do, and no insertion takes
+ * longer than another.  Of the bucket numbers that 'bucket_mask' allows, those
+ * from 'n_buckets' on do not exist yet: what belongs there is still in the
+ * bucket that will be split. */
+static inline struct flow_queue **
+bucket(const struct flow_shaper *s, uint32_t hash)
+{
+    uint32_t i = hash & s->bucket_mask;
+
+    return &s->buckets[i < s->n_buckets ? i : i & s->bucket_mask >> 1];
+}
+
+/* Adds a bucket if there are more FIFOs than buckets. */
+static void
+buckets_grow(struct flow_shaper *s)
+{
+    if (s->n_flows <= s->n_buckets || s->n_buckets >= s->max_buckets) {
+        return;
+    }
+    if (s->n_buckets > s->bucket_mask) {
+        s->bucket_mask = s->bucket_mask * 2 + 1;
+    }
+
+    struct flow_queue **from = bucket(s, s->n_buckets);
+    struct flow_queue **to = &s->buckets[s->n_buckets++];
+
+    while (*from) {
+        struct flow_queue *q = *from;
+
+        if (bucket(s, q->hash) == to) {
+            *from = q->next;
+            q->next = *to;
+            *to = q;
+        } else {
+            from = &q->next;
+        }
+    }
+}
+
+static inline struct flow_queue *
 flow_find(const struct flow_shaper *s, const struct shaper_flow_key *key,
           uint32_t hash)
 {
     struct flow_queue *q;
 
-    for (q = s->buckets[hash & s->bucket_mask]; q; q = q->next) {
-        if (q->hash == hash && flow_key_equal(&q->key, key)) {
+    for (q = *bucket(s, hash); q; q = q->next) {
+        if (q->hash == hash && shaper_flow_key_equal(&q->key, key)) {
             break;
         }
     }
@@ -607,18 +473,20 @@ flow_find(const struct flow_shaper *s, const struct shaper_flow_key *key,
 static void
 flow_insert(struct flow_shaper *s, struct flow_queue *q)
 {
-    struct flow_queue **bucket = &s->buckets[q->hash & s->bucket_mask];
+    struct flow_queue **head;
 
-    q->next = *bucket;
-    *bucket = q;
     s->n_flows++;
+    buckets_grow(s);
+    head = bucket(s, q->hash);
+    q->next = *head;
+    *head = q;
 }
 
 /* Frees 'q', which is empty and in 'idle_flows'. */
 static void
 flow_free(struct flow_shaper *s, struct flow_queue *q)
 {
-    struct flow_queue **p = &s->buckets[q->hash & s->bucket_mask];
+    struct flow_queue **p = bucket(s, q->hash);
 
     while (*p != q) {
         p = &(*p)->next;
@@ -694,18 +562,18 @@ flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
 {
     struct shaper_class *class = flow_class(s, q);
 
+    OVS_PREFETCH(flow_head(q)->packet);
     q->state = FLOW_READY;
     ovs_list_push_back(&class->ready, &q->list_node);
     class_activate(s, class);
 }
 
-/* Puts 'q', which holds packets and is in no list and not in the wheel, where
- * its head belongs. */
-static void
-flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
+/* Puts 'q', which holds packets, the first of them with 'edt_ns', and is in no
+ * list and not in the wheel, where its head belongs. */
+static inline void
+flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t edt_ns,
+              uint64_t now_ns)
 {
-    uint64_t edt_ns = flow_head(q)->edt_ns;
-
     if (edt_ns > now_ns && !s->releasing) {
         /* The wheel has room for all FIFOs. */
         ovs_assert(mltw_enqueue(s->wheel, q, edt_ns, q->level));
@@ -716,18 +584,19 @@ flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
 }
 
 /* Takes packets off the budgets and totals as they leave. */
-static void
+static inline void
 held_uncount(struct flow_shaper *s, struct flow_queue *q,
              const struct held_packet *held)
 {
     s->n_held--;
-    s->held_bytes -= held->bytes;
-    if (!held->stamped) {
+    s->held_bytes -= held_bytes(held);
+    if (!held_is_stamped(held)) {
         s->n_unstamped--;
-        flow_class(s, q)->unstamped_bytes -= held->bytes;
+        flow_class(s, q)->unstamped_bytes -= held_bytes(held);
     }
     if (s->thread) {
-        shaper_thread_uncount(s->thread, held);
+        shaper_thread_uncount(s->thread, held_pool(held), held->source,
+                              held_bytes(held));
     }
 }
 
@@ -844,7 +713,9 @@ buckets_init(struct flow_shaper *s)
 
     /* Pages that no FIFO falls into are never touched. */
     s->buckets = xcalloc(n, sizeof *s->buckets);
-    s->bucket_mask = n - 1;
+    s->max_buckets = n;
+    s->n_buckets = 64;
+    s->bucket_mask = s->n_buckets - 1;
 }
 
 /* Creates a shaper of 'config', to which it takes a reference, for the thread
@@ -889,7 +760,7 @@ flow_shaper_destroy(struct flow_shaper *s)
         return;
     }
 
-    for (size_t i = 0; s->n_held && i <= s->bucket_mask; i++) {
+    for (size_t i = 0; s->n_held && i < s->n_buckets; i++) {
         for (struct flow_queue *q = s->buckets[i]; q; q = q->next) {
             flow_purge(s, q);
         }
@@ -909,7 +780,7 @@ flows_for_each(struct flow_shaper *s,
                void (*cb)(struct flow_shaper *, struct flow_queue *, void *),
                void *aux)
 {
-    for (size_t i = 0; i <= s->bucket_mask; i++) {
+    for (size_t i = 0; i < s->n_buckets; i++) {
         struct flow_queue *next;
 
         for (struct flow_queue *q = s->buckets[i]; q; q = next) {
@@ -947,7 +818,7 @@ reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
 
     q->level = mltw_level(s->wheel, q->gap_ns);
     if (q->n_packets) {
-        flow_schedule(s, q, *now_ns);
+        flow_schedule(s, q, flow_head(q)->edt_ns, *now_ns);
     }
 }
 
@@ -969,8 +840,8 @@ reclass_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
         int end = c == q->tail ? q->tail_idx : CHUNK_PACKETS;
 
         for (int i = c == q->head ? q->head_idx : 0; i < end; i++) {
-            if (!c->held[i].stamped) {
-                class->unstamped_bytes += c->held[i].bytes;
+            if (!held_is_stamped(&c->held[i])) {
+                class->unstamped_bytes += held_bytes(&c->held[i]);
             }
         }
     }
@@ -1062,7 +933,7 @@ flow_shaper_set_config(struct flow_shaper *s,
 
     if (config->max_flows != old->max_flows) {
         struct flow_queue **buckets = s->buckets;
-        uint32_t n = s->bucket_mask + 1;
+        uint32_t n = s->n_buckets;
 
         buckets_init(s);
         for (size_t i = 0; i < n; i++) {
@@ -1085,15 +956,27 @@ flow_shaper_set_config(struct flow_shaper *s,
 
 /* Arriving packets. */
 
-/* Holds 'packet', taking ownership, or drops it and counts that.  'q' is the
- * FIFO of 'key' if it exists. */
-static void
-shaper_hold(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
+/* What there is to know about a packet that is offered. */
+struct arrival {
+    struct shaper_flow_key key;     /* If 'may_wait'. */
+    uint32_t hash;                  /* If 'may_wait'. */
+    uint16_t class_idx;
+    bool may_wait;                  /* Can it not pass without a look at its
+                                     * FIFO? */
+    bool must_wait;                 /* Does it have to wait in any case (unless
+                                     * the shaper is closing)? */
+};
+
+/* Holds 'packet', which was received at 'source' and is that of 'a' or a part
+ * of it, until 'edt_ns', taking ownership, or drops it and counts that.  'q'
+ * is its FIFO if it exists.  Returns its FIFO if it holds it. */
+static inline struct flow_queue *
+shaper_hold(struct flow_shaper *s, const struct arrival *a,
+            struct dp_packet *packet, struct shaper_source source,
             uint64_t edt_ns, bool stamped, struct flow_queue *q,
-            const struct shaper_flow_key *key, uint32_t hash,
-            uint16_t class_idx, uint64_t now_ns)
+            uint64_t now_ns)
 {
-    struct shaper_class *class = &s->classes[class_idx];
+    struct shaper_class *class = &s->classes[a->class_idx];
     uint32_t bytes = dp_packet_size(packet);
     enum shaper_counter cause;
 
@@ -1114,20 +997,11 @@ shaper_hold(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
     } else if (OVS_UNLIKELY(s->n_held >= s->config->max_backlog)) {
         cause = SHAPER_DROP_BACKLOG;
     } else if (OVS_UNLIKELY(!shaper_thread_may_hold(s->thread, pool,
-                                                    source))) {
+                                                    source.port))) {
         cause = SHAPER_DROP_BUDGET;
-    } else if (!q && !(q = flow_create(s, key, hash, class_idx))) {
+    } else if (!q && !(q = flow_create(s, &a->key, a->hash, a->class_idx))) {
         cause = SHAPER_DROP_FLOWS;
     } else {
-        struct held_packet held = {
-            .packet = packet,
-            .edt_ns = edt_ns,
-            .bytes = bytes,
-            .source = source,
-            .pool = pool,
-            .stamped = stamped,
-        };
-
         if (!s->n_held) {
             /* Nothing was polled for while nothing was held. */
             void *node;
@@ -1135,7 +1009,7 @@ shaper_hold(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
             ignore(mltw_dequeue(s->wheel, now_ns, &node, 1));
         }
 
-        shaper_thread_count(s->thread, pool, source);
+        shaper_thread_count(s->thread, pool, source, bytes);
         s->n_held++;
         s->held_bytes += bytes;
         if (!stamped) {
@@ -1146,25 +1020,30 @@ shaper_hold(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
             q->level = mltw_level(s->wheel, q->gap_ns);
         }
 
-        flow_push(s, q, &held);
+        struct held_packet *held = flow_push(s, q);
+
+        held->packet = packet;
+        held->edt_ns = edt_ns;
+        held->source = source;
+        held->info = held_info(bytes, packet->source, pool, stamped);
         if (q->state == FLOW_IDLE) {
             ovs_list_remove(&q->list_node);
-            flow_schedule(s, q, now_ns);
+            flow_schedule(s, q, edt_ns, now_ns);
         }
-        return;
+        return q;
     }
 
     count_drop(s, class, cause);
     dp_packet_delete(packet);
+    return NULL;
 }
 
-/* Replaces a TSO packet by its segments, which depart one after the other at
- * the rate of the packet's meter. */
+/* Replaces TSO packet 'packet' by its segments, which depart one after the
+ * other at the rate of the packet's meter. */
 static void
-shaper_hold_segments(struct flow_shaper *s, struct dp_packet *packet,
-                     uint16_t source, struct flow_queue *q,
-                     const struct shaper_flow_key *key, uint32_t hash,
-                     uint16_t class_idx, uint64_t now_ns)
+shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
+                     struct dp_packet *packet, struct shaper_source source,
+                     struct flow_queue *q, uint64_t now_ns)
 {
     const struct edt_stamp stamp = packet->md.edt;
     size_t n_batches = DIV_ROUND_UP(dp_packet_gso_nr_segs(packet),
@@ -1187,92 +1066,135 @@ shaper_hold_segments(struct flow_shaper *s, struct dp_packet *packet,
                 pkt_metadata_init(&seg->md, ODPP_NONE);
                 seg->md.edt = stamp;
                 bytes_before += dp_packet_size(seg);
-                shaper_hold(s, seg, source, edt_ns, true, q, key, hash,
-                            class_idx, now_ns);
-                q = q ? q : flow_find(s, key, hash);
+                shaper_hold(s, a, seg, source, edt_ns, true, q, now_ns);
+                q = q ? q : flow_find(s, &a->key, a->hash);
             }
         }
     } else {
-        count_drop(s, &s->classes[class_idx], SHAPER_DROP_SEGMENT);
+        count_drop(s, &s->classes[a->class_idx], SHAPER_DROP_SEGMENT);
     }
     dp_packet_delete(packet);
     free(batches);
 }
 
-/* Takes 'packet' if it has to wait.  Returns true if it is to be sent now,
- * otherwise takes ownership. */
-static bool
-shaper_offer(struct flow_shaper *s, struct dp_packet *packet, uint16_t source,
-             uint64_t now_ns)
+/* Holds 'packet', that of 'a', whose FIFO is 'q' if it exists.  Returns its
+ * FIFO if that is known. */
+static inline struct flow_queue *
+arrival_hold(struct flow_shaper *s, const struct arrival *a,
+             struct dp_packet *packet, struct shaper_source source,
+             struct flow_queue *q, bool tso_enabled, uint64_t now_ns)
 {
     const uint64_t edt_ns = packet->md.edt.edt_ns;
-    const bool due = edt_ns <= now_ns;
-    uint16_t class_idx = config_class(s->config, packet->md.skb_priority);
-    bool paced = s->config->paced
-                 && (s->config->port_pace || s->classes[class_idx].pace)
-                 && (edt_ns || source != SHAPER_NO_SOURCE);
-    bool tso = edt_ns && OVS_UNLIKELY(userspace_tso_enabled())
-               && dp_packet_hwol_is_tso(packet);
 
-    if (due && !paced && !tso && (!s->n_held
-                                  || (!edt_ns && !s->n_unstamped))) {
-        return true;
+    if (OVS_UNLIKELY(tso_enabled) && edt_ns && dp_packet_hwol_is_tso(packet)) {
+        shaper_hold_segments(s, a, packet, source, q, now_ns);
+        return NULL;
     }
-
-    struct shaper_flow_key key;
-    struct flow_queue *q;
-    uint32_t hash;
-
-    shaper_flow_key_extract(packet, &key);
-    key.queue_id = packet->md.skb_priority;
-    hash = flow_key_hash(&key);
-    q = flow_find(s, &key, hash);
-    if ((!q || !q->n_packets)
-        && ((due && !paced && !tso) || s->closing)) {
-        return true;
-    }
-
-    if (tso) {
-        shaper_hold_segments(s, packet, source, q, &key, hash, class_idx,
-                             now_ns);
-    } else {
-        shaper_hold(s, packet, source, edt_ns ? edt_ns : now_ns, edt_ns != 0,
-                    q, &key, hash, class_idx, now_ns);
-    }
-    return false;
+    return shaper_hold(s, a, packet, source, edt_ns ? edt_ns : now_ns,
+                       edt_ns != 0, q, now_ns);
 }
 
-/* Offers the packets of 'batch' to 's' at 'now_ns'.  'sources[i]' is the port
- * that received packet i (SHAPER_NO_SOURCE if none did; such a packet waits
- * only if it has an EDT).  Those that may leave now stay in 'batch', in their
- * order; 's' takes the others, or drops and counts them.  Returns a bitmap of
- * those that stay. */
+/* Looks at 'packet', received at 'source', and fills in '*a'. */
+static inline void
+arrival_init(const struct flow_shaper *s, struct arrival *a,
+             const struct dp_packet *packet, struct shaper_source source,
+             bool tso_enabled, uint64_t now_ns)
+{
+    const uint64_t edt_ns = packet->md.edt.edt_ns;
+
+    a->class_idx = config_class(s->config, packet->md.skb_priority);
+    a->must_wait = edt_ns > now_ns;
+    if (s->config->paced) {
+        a->must_wait |= (s->config->port_pace
+                         || s->classes[a->class_idx].pace)
+                        && (edt_ns || source.port != SHAPER_NO_SOURCE);
+    }
+    if (OVS_UNLIKELY(tso_enabled) && edt_ns) {
+        a->must_wait |= dp_packet_hwol_is_tso(packet);
+    }
+
+    /* Without a rate no packet that has no EDT begins to wait. */
+    a->may_wait = edt_ns || s->n_unstamped || s->config->paced;
+    if (a->may_wait) {
+        shaper_flow_key_extract(packet, &a->key);
+    }
+}
+
+/* Offers the packets of 'batch' to 's' at 'now_ns'.  'sources[i]' says where
+ * packet i was received (if no port did, the packet waits only if it has an
+ * EDT).  Those that may leave now stay in 'batch', in their order; 's' takes
+ * the others, or drops and counts them.  Returns a bitmap of those that
+ * stay. */
 uint32_t
 flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
-                    const uint16_t *sources, uint64_t now_ns)
+                    const struct shaper_source *sources, uint64_t now_ns)
 {
     const size_t size = dp_packet_batch_size(batch);
+    const bool tso_enabled = userspace_tso_enabled();
+    struct arrival arrivals[NETDEV_MAX_BURST];
+    const struct arrival *prev = NULL;
+    struct flow_queue *q = NULL;
     struct dp_packet *packet;
+    uint32_t same = 0;
     uint64_t bytes = 0;
     uint32_t kept = 0;
     size_t i;
 
     BUILD_ASSERT_DECL(NETDEV_MAX_BURST <= 32);
 
-    DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
-        if (i + 1 < size) {
-            OVS_PREFETCH(&batch->packets[i + 1]->md.edt);
-        }
-        if (shaper_offer(s, packet, sources[i], now_ns)) {
-            uint16_t idx = config_class(s->config, packet->md.skb_priority);
-            uint32_t len = dp_packet_size(packet);
+    /* In passes, so that the cache misses of different flows overlap.  'same'
+     * tells the packets that come right after another one of their flow. */
+    DP_PACKET_BATCH_FOR_EACH (j, packet, batch) {
+        struct arrival *a = &arrivals[j];
 
-            bytes += len;
-            kept |= UINT32_C(1) << i;
-            counter_add(&s->classes[idx].tx_packets, 1);
-            counter_add(&s->classes[idx].tx_bytes, len);
-            dp_packet_batch_refill(batch, packet, i);
+        arrival_init(s, a, packet, sources[j], tso_enabled, now_ns);
+        if (a->may_wait) {
+            if (prev && shaper_flow_key_equal(&prev->key, &a->key)) {
+                same |= UINT32_C(1) << j;
+                a->hash = prev->hash;
+            } else {
+                a->hash = shaper_flow_key_hash(&a->key);
+                OVS_PREFETCH(bucket(s, a->hash));
+            }
+            prev = a;
+        } else {
+            prev = NULL;
         }
+    }
+    for (i = 0; i < size; i++) {
+        const struct arrival *a = &arrivals[i];
+
+        if (a->may_wait && !(same & UINT32_C(1) << i)) {
+            q = *bucket(s, a->hash);
+            OVS_PREFETCH(&q->state);
+            OVS_PREFETCH(&q->key);
+        }
+    }
+
+    q = NULL;
+    DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
+        const struct arrival *a = &arrivals[i];
+
+        /* While nothing waits, only what must wait needs a FIFO. */
+        if (a->must_wait || (a->may_wait && s->n_held)) {
+            if (!q || !(same & UINT32_C(1) << i)) {
+                q = flow_find(s, &a->key, a->hash);
+            }
+            if ((q && q->n_packets) || (a->must_wait && !s->closing)) {
+                q = arrival_hold(s, a, packet, sources[i], q, tso_enabled,
+                                 now_ns);
+                continue;
+            }
+        }
+        q = NULL;
+
+        uint32_t len = dp_packet_size(packet);
+
+        bytes += len;
+        kept |= UINT32_C(1) << i;
+        counter_add(&s->classes[a->class_idx].tx_packets, 1);
+        counter_add(&s->classes[a->class_idx].tx_bytes, len);
+        dp_packet_batch_refill(batch, packet, i);
     }
     counter_add(&s->counters[SHAPER_BYPASSED], dp_packet_batch_size(batch));
     counter_add(&s->counters[SHAPER_BYPASSED_BYTES], bytes);
@@ -1280,29 +1202,19 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     return kept;
 }
 
-/* Takes 'packet', which has an EDT and was received by port 'source', to be
- * sent when it is due, or drops and counts it. */
+/* Takes 'packet', which has an EDT and was received at 'source', to be sent
+ * when it is due, or drops and counts it. */
 void
 flow_shaper_put(struct flow_shaper *s, struct dp_packet *packet,
-                uint16_t source, uint64_t now_ns)
+                struct shaper_source source, uint64_t now_ns)
 {
-    struct shaper_flow_key key;
-    uint32_t hash;
+    const bool tso_enabled = userspace_tso_enabled();
+    struct arrival a;
 
-    shaper_flow_key_extract(packet, &key);
-    key.queue_id = packet->md.skb_priority;
-    hash = flow_key_hash(&key);
-
-    struct flow_queue *q = flow_find(s, &key, hash);
-    uint16_t class_idx = config_class(s->config, key.queue_id);
-
-    if (userspace_tso_enabled() && dp_packet_hwol_is_tso(packet)) {
-        shaper_hold_segments(s, packet, source, q, &key, hash, class_idx,
-                             now_ns);
-    } else {
-        shaper_hold(s, packet, source, packet->md.edt.edt_ns, true, q, &key,
-                    hash, class_idx, now_ns);
-    }
+    arrival_init(s, &a, packet, source, tso_enabled, now_ns);
+    a.hash = shaper_flow_key_hash(&a.key);
+    arrival_hold(s, &a, packet, source, flow_find(s, &a.key, a.hash),
+                 tso_enabled, now_ns);
     publish_gauges(s);
 }
 
@@ -1367,10 +1279,13 @@ take_due(struct flow_shaper *s, uint64_t now_ns)
 /* State of one call to flow_shaper_drain(). */
 struct drain {
     struct dp_packet_batch *batch;
+    enum dp_packet_source type;     /* Of the packets in 'batch'. */
     uint64_t now_ns;
     const struct edt_params *port;
     uint64_t port_ticks;            /* From which on the port may send. */
-    uint64_t bytes;
+    uint32_t n_class_packets;       /* Sent since class_send() began. */
+    uint64_t n_class_bytes;
+    uint64_t bytes;                 /* Sent in all. */
     int n_expired;
     bool full;
 };
@@ -1388,7 +1303,7 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
     uint32_t charged = 0;
 
     if (!dp_packet_batch_is_empty(d->batch)
-        && d->batch->packets[0]->source != held.packet->source) {
+        && d->type != held_type(&held)) {
         /* Devices expect all packets of a batch to have one source. */
         d->full = true;
         return 0;
@@ -1406,14 +1321,14 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
         d->full = ++d->n_expired == MAX_EXPIRED;
     } else {
         dp_packet_batch_add(d->batch, held.packet);
+        d->type = held_type(&held);
         d->full = dp_packet_batch_is_full(d->batch);
-        d->bytes += held.bytes;
-        charged = held.bytes + s->config->overhead_bytes;
+        charged = held_bytes(&held) + s->config->overhead_bytes;
         counter_add(&q->tx_packets, 1);
-        counter_add(&q->tx_bytes, held.bytes);
-        counter_add(&class->tx_packets, 1);
-        counter_add(&class->tx_bytes, held.bytes);
-        if (held.stamped) {
+        counter_add(&q->tx_bytes, held_bytes(&held));
+        d->n_class_packets++;
+        d->n_class_bytes += held_bytes(&held);
+        if (held_is_stamped(&held)) {
             unsigned int bin = histogram_bin(late_ns >> (SHAPER_LATENESS_SHIFT
                                                          - 1),
                                              SHAPER_LATENESS_BINS);
@@ -1423,7 +1338,7 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
     }
 
     if (q->n_packets) {
-        flow_schedule(s, q, d->now_ns);
+        flow_schedule(s, q, flow_head(q)->edt_ns, d->now_ns);
     } else {
         flow_becomes_idle(s, q, d->now_ns);
     }
@@ -1472,6 +1387,11 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
     if (cost) {
         edt_meter_charge(&class->pace->meter, start, cost);
     }
+    counter_add(&class->tx_packets, d->n_class_packets);
+    counter_add(&class->tx_bytes, d->n_class_bytes);
+    d->bytes += d->n_class_bytes;
+    d->n_class_packets = 0;
+    d->n_class_bytes = 0;
 
     if (ovs_list_is_empty(&class->ready)) {
         class->active = class->backlogged = false;
@@ -1682,10 +1602,12 @@ account_cb(struct flow_shaper *s OVS_UNUSED, struct flow_queue *q,
             struct held_packet *held = &c->held[i];
 
             if (aux->count) {
-                held->pool = shaper_thread_pool(aux->thread, held->packet);
-                shaper_thread_count(aux->thread, held->pool, held->source);
+                held_set_pool(held, aux->thread);
+                shaper_thread_count(aux->thread, held_pool(held),
+                                    held->source, held_bytes(held));
             } else {
-                shaper_thread_uncount(aux->thread, held);
+                shaper_thread_uncount(aux->thread, held_pool(held),
+                                      held->source, held_bytes(held));
             }
         }
     }
@@ -1764,16 +1686,17 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
             flow_pop(owner, src);
             if (!i) {
                 held_uncount(from, q, &held);
-                held.pool = shaper_thread_pool(s->thread, held.packet);
-                shaper_thread_count(s->thread, held.pool, held.source);
+                held_set_pool(&held, s->thread);
+                shaper_thread_count(s->thread, held_pool(&held), held.source,
+                                    held_bytes(&held));
                 s->n_held++;
-                s->held_bytes += held.bytes;
-                if (!held.stamped) {
+                s->held_bytes += held_bytes(&held);
+                if (!held_is_stamped(&held)) {
                     s->n_unstamped++;
-                    flow_class(s, to)->unstamped_bytes += held.bytes;
+                    flow_class(s, to)->unstamped_bytes += held_bytes(&held);
                 }
             }
-            flow_push(s, to, &held);
+            *flow_push(s, to) = held;
         }
     }
 }

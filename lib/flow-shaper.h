@@ -25,6 +25,8 @@
 #include "mltw.h"
 #include "openvswitch/list.h"
 #include "ovs-atomic.h"
+#include "shaper-flow-key.h"
+#include "shaper-thread.h"
 
 struct dp_packet;
 struct dp_packet_batch;
@@ -45,10 +47,9 @@ struct dp_packet_batch;
  *
  *  * In order: packets of one FIFO leave in the order in which they came.  Two
  *    packets share a FIFO only if they passed the same first and last meter
- *    and have the same destination and output queue, so departure times rise
- *    along a FIFO and no packet waits for that of another flow.  The
- *    destination is that of the outermost IP header or, without one, the
- *    destination MAC address.  FIFOs are found by hash and full comparison.
+ *    and have the same destination and output queue ("shaper-flow-key.h"), so
+ *    departure times rise along a FIFO and no packet waits for that of another
+ *    flow.  FIFOs are found by hash and full comparison.
  *
  *  * Fair: a FIFO gives at most one packet before all the others that are due
  *    have had a turn.
@@ -77,9 +78,6 @@ struct dp_packet_batch;
 /* Output queues: Open vSwitch's queue id, bounded so that it can be used as an
  * index. */
 #define SHAPER_MAX_QUEUES 4096
-
-/* 'source' of a packet that no port received. */
-#define SHAPER_NO_SOURCE UINT16_MAX
 
 /* What a rate applies to at departure: a port or one of its queues.  Shared by
  * the shapers of all threads and by successive configurations, so that a
@@ -159,22 +157,6 @@ struct shaper_class_stats {
     uint64_t drops;
 };
 
-/* Identity of a FIFO. */
-enum shaper_addr_type {
-    SHAPER_ADDR_ETH,
-    SHAPER_ADDR_IPV4,
-    SHAPER_ADDR_IPV6,
-};
-
-struct shaper_flow_key {
-    uint32_t first_meter;           /* UINT32_MAX if no meter. */
-    uint32_t last_meter;
-    uint32_t queue_id;
-    uint32_t addr_type;             /* enum shaper_addr_type. */
-    uint64_t addr[2];               /* Network byte order, zero padded. */
-};
-BUILD_ASSERT_DECL(sizeof(struct shaper_flow_key) == 32);
-
 struct shaper_flow_stats {
     struct shaper_flow_key key;
     uint32_t gap_ns;                /* Of an MTU at the deciding rate. */
@@ -182,16 +164,6 @@ struct shaper_flow_stats {
     uint64_t tx_packets;
     uint64_t tx_bytes;
 };
-
-void shaper_flow_key_extract(const struct dp_packet *,
-                             struct shaper_flow_key *);
-
-/* What the shapers of one thread share: how many buffers of each pool they
- * hold, on behalf of whom. */
-struct shaper_thread;
-
-struct shaper_thread *shaper_thread_create(void);
-void shaper_thread_destroy(struct shaper_thread *);
 
 struct flow_shaper *flow_shaper_create(const struct shaper_config *,
                                        struct shaper_thread *,
@@ -206,9 +178,10 @@ const struct shaper_config *flow_shaper_config(const struct flow_shaper *);
 unsigned int flow_shaper_core_id(const struct flow_shaper *);
 
 uint32_t flow_shaper_enqueue(struct flow_shaper *, struct dp_packet_batch *,
-                             const uint16_t *sources, uint64_t now_ns);
+                             const struct shaper_source *sources,
+                             uint64_t now_ns);
 void flow_shaper_put(struct flow_shaper *, struct dp_packet *,
-                     uint16_t source, uint64_t now_ns);
+                     struct shaper_source source, uint64_t now_ns);
 size_t flow_shaper_drain(struct flow_shaper *, struct dp_packet_batch *,
                          uint64_t now_ns);
 void flow_shaper_end_drain(struct flow_shaper *, size_t n_sent,

@@ -69,7 +69,7 @@ struct parked_shaper {
 struct handed_off_packet {
     struct ovs_list node;
     struct dp_packet *packet;
-    uint16_t source;
+    struct shaper_source source;
 };
 
 static struct ovs_mutex all_ports_mutex = OVS_MUTEX_INITIALIZER;
@@ -970,11 +970,11 @@ netdev_flowbundler_destroy(struct netdev *netdev)
 /* Passes those packets of 'batch', in the main thread, that have an EDT on to
  * a PMD thread that serves 'netdev', if there is one, because the main thread
  * polls too seldom to keep to EDTs.  The others stay in 'batch'.
- * 'sources[i]' is the port that received packet i, before and after. */
+ * 'sources[i]' says where packet i was received, before and after. */
 void
 netdev_flowbundler_hand_off(const struct netdev *netdev,
                             struct dp_packet_batch *batch,
-                            uint16_t *sources)
+                            struct shaper_source *sources)
 {
     struct netdev_flowbundler *fb = netdev_fb(netdev);
     const size_t size = dp_packet_batch_size(batch);

@@ -165,6 +165,6 @@ void netdev_flowbundler_park(const struct netdev *, struct flow_shaper *);
 void netdev_flowbundler_purge(const struct netdev *);
 void netdev_flowbundler_hand_off(const struct netdev *,
                                  struct dp_packet_batch *,
-                                 uint16_t *sources);
+                                 struct shaper_source *sources);
 
 #endif /* netdev-flowbundler.h */

@@ -253,6 +253,19 @@ struct fifo {
 #define MAX_FLOWS 256
 #define MAX_SOURCES 16
 
+/* Receive queues that ports with the same remainder share. */
+#define MAX_RXQS 3
+
+/* Returns where the packets that 'port' receives come from. */
+static struct shaper_source
+test_source(uint16_t port)
+{
+    return (struct shaper_source) {
+        .port = port,
+        .rxq = port == SHAPER_NO_SOURCE ? SHAPER_NO_RXQ : 1 + port % MAX_RXQS,
+    };
+}
+
 /* A shaper and its model. */
 struct world {
     struct options options;
@@ -269,6 +282,7 @@ struct world {
     size_t n_active;            /* Flows that hold packets. */
     size_t n_held;
     size_t n_held_by_source[MAX_SOURCES];
+    uint64_t bytes_by_rxq[1 + MAX_RXQS];
     uint64_t unstamped_bytes[MAX_QUEUES + 1];
 
     uint64_t counters[SHAPER_N_COUNTERS];
@@ -415,6 +429,14 @@ world_check_stats(const struct world *w)
     CHECK(flow_shaper_backlog(w->s) == w->n_held, "backlog is %"PRIuSIZE,
           flow_shaper_backlog(w->s));
 
+    for (int i = 0; i <= MAX_RXQS; i++) {
+        uint64_t bytes = shaper_thread_rxq_bytes(w->thread, i);
+        uint64_t expected = i == SHAPER_NO_RXQ ? 0 : w->bytes_by_rxq[i];
+
+        CHECK(bytes == expected, "%"PRIu64" bytes of receive queue %d rather "
+              "than %"PRIu64, bytes, i, expected);
+    }
+
     n = 0;
     for (int i = 0; i < SHAPER_BATCH_BINS; i++) {
         n += stats.batch_size[i];
@@ -474,6 +496,7 @@ world_hold(struct world *w, uint32_t number)
     fifo_append(f, number);
     w->n_held++;
     w->n_held_by_source[r->source % MAX_SOURCES]++;
+    w->bytes_by_rxq[test_source(r->source).rxq] += r->size;
     w->counters[SHAPER_BACKLOG]++;
     w->counters[SHAPER_BACKLOG_BYTES] += r->size;
     if (!r->stamped) {
@@ -491,6 +514,7 @@ world_release(struct world *w, struct fifo *f)
     w->n_active -= !fifo_length(f);
     w->n_held--;
     w->n_held_by_source[r->source % MAX_SOURCES]--;
+    w->bytes_by_rxq[test_source(r->source).rxq] -= r->size;
     w->counters[SHAPER_BACKLOG]--;
     w->counters[SHAPER_BACKLOG_BYTES] -= r->size;
     if (!r->stamped) {
@@ -554,7 +578,7 @@ world_offer(struct world *w, struct dp_packet_batch *batch)
     size_t n = dp_packet_batch_size(batch);
     uint32_t expected[MAX_BATCH];
     uint32_t expected_bitmap = 0;
-    uint16_t sources[MAX_BATCH] = { 0 };
+    struct shaper_source sources[MAX_BATCH] = { { 0, 0 } };
     size_t n_expected = 0;
 
     for (size_t i = 0; i < n; i++) {
@@ -562,7 +586,7 @@ world_offer(struct world *w, struct dp_packet_batch *batch)
         struct record *r = &records[number];
         enum shaper_counter what = world_predict(w, r, false);
 
-        sources[i] = r->source;
+        sources[i] = test_source(r->source);
         if (what == SHAPER_BACKLOG) {
             world_hold(w, number);
         } else {
@@ -616,7 +640,7 @@ world_put_one(struct world *w, struct fifo *f, uint64_t edt_ns, uint32_t size,
     } else {
         world_count(w, &records[number], what);
     }
-    flow_shaper_put(w->s, packet, source, w->now_ns);
+    flow_shaper_put(w->s, packet, test_source(source), w->now_ns);
     world_check_stats(w);
 }
 
@@ -1291,7 +1315,9 @@ fill(struct world *w, uint16_t source, uint32_t max)
 
         dp_packet_batch_init_packet(&batch, packet_create(
             &w->flows[n % w->n_flows].id, edt_ns, 1000, MIN_PACKET, n));
-        flow_shaper_enqueue(w->s, &batch, &source, w->now_ns);
+        struct shaper_source from = test_source(source);
+
+        flow_shaper_enqueue(w->s, &batch, &from, w->now_ns);
         CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
         memset(&stats, 0, sizeof stats);
         flow_shaper_get_stats(w->s, &stats);
@@ -1564,7 +1590,7 @@ test_garbage(void)
     world_init(&w, &o);
     for (unsigned int i = 0; i < rounds(20000); i++) {
         struct dp_packet_batch batch;
-        uint16_t sources[MAX_BATCH];
+        struct shaper_source sources[MAX_BATCH];
         size_t n = 1 + choose(MAX_BATCH);
 
         dp_packet_batch_init(&batch);
@@ -1579,7 +1605,7 @@ test_garbage(void)
             packet->md.edt.gap_ns = random_uint32();
             packet->md.edt.first_meter = random_uint32();
             packet->md.edt.last_meter = random_uint32();
-            sources[j] = random_uint16();
+            sources[j] = test_source(random_uint16());
             dp_packet_batch_add(&batch, packet);
         }
         n_in += n;
@@ -1670,12 +1696,13 @@ flood(const struct options *o, uint64_t duration_ns, uint64_t poll_ns,
             while (backlog[i] < 80) {
                 struct fifo *f = &w.flows[i * 10 + choose(10)];
                 struct dp_packet_batch batch;
-                uint16_t source = 1;
+                struct shaper_source source = test_source(1);
 
                 dp_packet_batch_init_packet(&batch, world_packet(
                     &w, f, f->stamped ? w.now_ns - choose(2) * choose(1000)
                                       : 0,
-                    choose(2) ? 1500 : MIN_PACKET + choose(1400), source));
+                    choose(2) ? 1500 : MIN_PACKET + choose(1400),
+                    source.port));
                 flow_shaper_enqueue(w.s, &batch, &source, w.now_ns);
                 CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
                 backlog[i]++;

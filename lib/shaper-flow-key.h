@@ -1,0 +1,113 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+#ifndef SHAPER_FLOW_KEY_H
+#define SHAPER_FLOW_KEY_H 1
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dp-packet.h"
+#include "hash.h"
+#include "openvswitch/util.h"
+#include "packets.h"
+
+/* Identity of the FIFO in which a packet waits
+ * ============================================
+ *
+ * Packets that passed the same first and last meter, have the same destination
+ * and leave through the same output queue wait in one FIFO ("flow-shaper.h").
+ * The destination is that of the outermost IP header or, without one, the
+ * destination MAC address. */
+
+enum shaper_addr_type {
+    SHAPER_ADDR_ETH,
+    SHAPER_ADDR_IPV4,
+    SHAPER_ADDR_IPV6,
+};
+
+/* 'words' is the same as the members before it, for hashing and comparing. */
+struct shaper_flow_key {
+    union {
+        struct {
+            uint32_t first_meter;   /* UINT32_MAX if no meter. */
+            uint32_t last_meter;
+            uint32_t queue_id;
+            uint32_t addr_type;     /* enum shaper_addr_type. */
+            uint64_t addr[2];       /* Network byte order, zero padded. */
+        };
+        uint64_t words[4];
+    };
+};
+BUILD_ASSERT_DECL(sizeof(struct shaper_flow_key) == 32);
+
+void shaper_flow_key_set_addr__(struct shaper_flow_key *,
+                                const struct dp_packet *);
+
+/* Returns two adjacent members as one word.  A word that was stored in two
+ * parts would have to reach the cache before it can be loaded as a whole. */
+static inline uint64_t
+shaper_flow_key_pack__(uint32_t first, uint32_t second)
+{
+#ifdef WORDS_BIGENDIAN
+    return (uint64_t) first << 32 | second;
+#else
+    return (uint64_t) second << 32 | first;
+#endif
+}
+
+/* Fills '*key' with the identity of the FIFO for 'packet'.  Reads no further
+ * than 'packet' goes: what is truncated is identified by what comes before. */
+static inline void
+shaper_flow_key_extract(const struct dp_packet *packet,
+                        struct shaper_flow_key *key)
+{
+    const struct edt_stamp *stamp = &packet->md.edt;
+    const struct eth_header *eth = dp_packet_data(packet);
+
+    key->words[0] = stamp->edt_ns
+                    ? shaper_flow_key_pack__(stamp->first_meter,
+                                             stamp->last_meter)
+                    : UINT64_MAX;
+    if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN + IP_HEADER_LEN
+                   && eth->eth_type == htons(ETH_TYPE_IP))) {
+        const struct ip_header *ip = (const struct ip_header *) (eth + 1);
+        ovs_be32 dst = get_16aligned_be32(&ip->ip_dst);
+
+        key->words[1] = shaper_flow_key_pack__(packet->md.skb_priority,
+                                               SHAPER_ADDR_IPV4);
+        key->words[2] = shaper_flow_key_pack__((OVS_FORCE uint32_t) dst, 0);
+        key->words[3] = 0;
+    } else {
+        key->queue_id = packet->md.skb_priority;
+        shaper_flow_key_set_addr__(key, packet);
+    }
+}
+
+static inline uint32_t
+shaper_flow_key_hash(const struct shaper_flow_key *key)
+{
+    return hash_words64(key->words, ARRAY_SIZE(key->words), 0);
+}
+
+static inline bool
+shaper_flow_key_equal(const struct shaper_flow_key *a,
+                      const struct shaper_flow_key *b)
+{
+    return !((a->words[0] ^ b->words[0]) | (a->words[1] ^ b->words[1])
+             | (a->words[2] ^ b->words[2]) | (a->words[3] ^ b->words[3]));
+}
+
+#endif /* shaper-flow-key.h */

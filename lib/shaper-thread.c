@@ -1,0 +1,181 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#include <config.h>
+
+#include "shaper-thread.h"
+
+#ifdef DPDK_NETDEV
+#include <rte_mempool.h>
+#endif
+
+#include "dp-packet.h"
+#include "id-pool.h"
+#include "ovs-atomic.h"
+#include "ovs-thread.h"
+#include "util.h"
+
+/* Share of a pool that shapers may hold: the rest is for receiving. */
+#define POOL_SHARE(SIZE) ((SIZE) - (SIZE) / 4)
+#define HEAP_BUDGET_PACKETS 65536   /* Packets that are not in any pool. */
+
+/* Threads share out the pools evenly. */
+static atomic_count n_shaper_threads = ATOMIC_COUNT_INIT(0);
+
+/* Creates the state that the shapers of one thread share. */
+struct shaper_thread *
+shaper_thread_create(void)
+{
+    atomic_count_inc(&n_shaper_threads);
+    return xzalloc(sizeof(struct shaper_thread));
+}
+
+/* Destroys 'thread' (which may be NULL), to which no shaper is attached. */
+void
+shaper_thread_destroy(struct shaper_thread *thread)
+{
+    if (thread) {
+        for (size_t i = 0; i < thread->n_pools; i++) {
+            free(thread->pools[i].held_by_port);
+        }
+        free(thread->bytes_by_rxq);
+        free(thread);
+        atomic_count_dec(&n_shaper_threads);
+    }
+}
+
+static void
+pool_set_size(struct shaper_pool *pool, uint32_t size, unsigned int n_threads)
+{
+    pool->size = size;
+    pool->budget = POOL_SHARE(size) / MAX(n_threads, 1);
+}
+
+/* Returns the index in 'thread' of the pool that the buffer of 'packet' comes
+ * from. */
+uint8_t
+shaper_thread_pool(struct shaper_thread *thread,
+                   const struct dp_packet *packet)
+{
+    unsigned int n_threads = atomic_count_get(&n_shaper_threads);
+    const void *pool = NULL;
+    uint32_t size = HEAP_BUDGET_PACKETS;
+    size_t i;
+
+#ifdef DPDK_NETDEV
+    if (packet->source == DPBUF_DPDK) {
+        pool = packet->mbuf.pool;
+        size = packet->mbuf.pool->size;
+    }
+#endif
+
+    if (OVS_UNLIKELY(n_threads != thread->n_threads)) {
+        thread->n_threads = n_threads;
+        for (i = 0; i < thread->n_pools; i++) {
+            pool_set_size(&thread->pools[i], thread->pools[i].size,
+                          n_threads);
+        }
+    }
+
+    for (i = 0; i < thread->n_pools; i++) {
+        if (thread->pools[i].pool == pool) {
+            /* Another pool may have come to lie where one was. */
+            if (OVS_UNLIKELY(thread->pools[i].size != size)) {
+                pool_set_size(&thread->pools[i], size, n_threads);
+            }
+            return i;
+        }
+    }
+
+    /* Reuse what belonged to a pool that is no longer used. */
+    for (i = 0; i < thread->n_pools; i++) {
+        if (!thread->pools[i].held) {
+            break;
+        }
+    }
+    if (i == SHAPER_MAX_POOLS) {
+        /* More pools than this are accounted for together. */
+        return 0;
+    }
+    if (i == thread->n_pools) {
+        thread->n_pools++;
+    }
+    thread->pools[i].pool = pool;
+    pool_set_size(&thread->pools[i], size, n_threads);
+    return i;
+}
+
+/* Makes room for 'source' in what 'thread' counts. */
+void
+shaper_thread_grow__(struct shaper_thread *thread, uint8_t pool_idx,
+                     struct shaper_source source)
+{
+    struct shaper_pool *pool = &thread->pools[pool_idx];
+
+    if (source.port >= pool->n_ports) {
+        uint32_t n = ROUND_UP(source.port + 1, 256);
+
+        pool->held_by_port = xrealloc(pool->held_by_port,
+                                      n * sizeof *pool->held_by_port);
+        memset(pool->held_by_port + pool->n_ports, 0,
+               (n - pool->n_ports) * sizeof *pool->held_by_port);
+        pool->n_ports = n;
+    }
+    if (source.rxq >= thread->n_rxqs) {
+        uint32_t n = ROUND_UP(source.rxq + 1, 256);
+
+        thread->bytes_by_rxq = xrealloc(thread->bytes_by_rxq,
+                                        n * sizeof *thread->bytes_by_rxq);
+        memset(thread->bytes_by_rxq + thread->n_rxqs, 0,
+               (n - thread->n_rxqs) * sizeof *thread->bytes_by_rxq);
+        thread->n_rxqs = n;
+    }
+}
+
+/* Identities of receive queues, in all threads. */
+static struct ovs_mutex rxq_ids_mutex = OVS_MUTEX_INITIALIZER;
+static struct id_pool *rxq_ids OVS_GUARDED_BY(rxq_ids_mutex);
+
+/* Returns an identity for a receive queue, or SHAPER_NO_RXQ if there is none
+ * left.  The caller gives it back with shaper_rxq_id_free() when the
+ * queue goes; what waits still may then count as the next user's for as long
+ * as it waits.  Thread-safe. */
+uint16_t
+shaper_rxq_id_alloc(void)
+{
+    uint32_t id;
+
+    ovs_mutex_lock(&rxq_ids_mutex);
+    if (!rxq_ids) {
+        rxq_ids = id_pool_create(SHAPER_NO_RXQ + 1, UINT16_MAX);
+    }
+    if (!id_pool_alloc_id(rxq_ids, &id)) {
+        id = SHAPER_NO_RXQ;
+    }
+    ovs_mutex_unlock(&rxq_ids_mutex);
+    return id;
+}
+
+/* Gives back 'id' (which may be SHAPER_NO_RXQ).  Thread-safe. */
+void
+shaper_rxq_id_free(uint16_t id)
+{
+    if (id != SHAPER_NO_RXQ) {
+        ovs_mutex_lock(&rxq_ids_mutex);
+        id_pool_free_id(rxq_ids, id);
+        ovs_mutex_unlock(&rxq_ids_mutex);
+    }
+}

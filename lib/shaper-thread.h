@@ -1,0 +1,144 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#ifndef SHAPER_THREAD_H
+#define SHAPER_THREAD_H 1
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "openvswitch/compiler.h"
+#include "openvswitch/util.h"
+
+struct dp_packet;
+
+/* What the shapers of one thread hold, and on behalf of whom
+ * ==========================================================
+ *
+ * Packets that wait occupy buffers of the pools that their receive ports take
+ * buffers from, and they come from receive queues that could stop.  The
+ * shapers of a thread ("flow-shaper.h") account here for both:
+ *
+ *  * Buffers of each pool, in all and by receiving port, so that what waits
+ *    never stops other ports' receiving.
+ *
+ *  * Bytes by receive queue, so that a thread can stop polling a queue of
+ *    which too much is waiting already.
+ *
+ * Thread-safety: none, a struct shaper_thread belongs to one thread at a time.
+ * shaper_rxq_id_alloc() and shaper_rxq_id_free() may be called by any.
+ */
+
+/* Where a packet was received. */
+struct shaper_source {
+    uint16_t port;                  /* SHAPER_NO_SOURCE if nowhere. */
+    uint16_t rxq;                   /* From shaper_rxq_id_alloc(), or
+                                     * SHAPER_NO_RXQ if it does not matter. */
+};
+#define SHAPER_NO_SOURCE UINT16_MAX
+#define SHAPER_NO_RXQ 0
+#define SHAPER_SOURCE_NONE \
+    ((struct shaper_source) { SHAPER_NO_SOURCE, SHAPER_NO_RXQ })
+
+#define SHAPER_MAX_POOLS 64
+
+/* Most bytes of a receive queue that a limit can be set to. */
+#define SHAPER_MAX_RX_LIMIT (UINT64_C(1) << 40)
+
+/* Buffers of one pool that the shapers of a thread hold. */
+struct shaper_pool {
+    const void *pool;               /* NULL: the heap. */
+    uint32_t size;                  /* Of the whole pool. */
+    uint32_t budget;                /* What this thread may hold of it. */
+    uint32_t held;
+    uint32_t *held_by_port;
+    uint32_t n_ports;               /* Elements in 'held_by_port'. */
+};
+
+struct shaper_thread {
+    uint64_t *bytes_by_rxq;
+    uint32_t n_rxqs;                /* Elements in 'bytes_by_rxq'. */
+    unsigned int n_threads;         /* That the budgets were computed for. */
+    size_t n_pools;
+    struct shaper_pool pools[SHAPER_MAX_POOLS];
+};
+
+struct shaper_thread *shaper_thread_create(void);
+void shaper_thread_destroy(struct shaper_thread *);
+
+uint8_t shaper_thread_pool(struct shaper_thread *, const struct dp_packet *);
+void shaper_thread_grow__(struct shaper_thread *, uint8_t pool_idx,
+                          struct shaper_source);
+
+uint16_t shaper_rxq_id_alloc(void);
+void shaper_rxq_id_free(uint16_t id);
+
+/* Counts a packet of 'bytes' bytes, from 'source' and in pool 'pool_idx', that
+ * begins to wait. */
+static inline void
+shaper_thread_count(struct shaper_thread *thread, uint8_t pool_idx,
+                    struct shaper_source source, uint32_t bytes)
+{
+    struct shaper_pool *pool = &thread->pools[pool_idx];
+
+    if (OVS_UNLIKELY(source.port >= pool->n_ports
+                     || source.rxq >= thread->n_rxqs)) {
+        shaper_thread_grow__(thread, pool_idx, source);
+    }
+    pool->held++;
+    pool->held_by_port[source.port]++;
+    thread->bytes_by_rxq[source.rxq] += bytes;
+}
+
+/* Takes back what shaper_thread_count() did with the same arguments. */
+static inline void
+shaper_thread_uncount(struct shaper_thread *thread, uint8_t pool_idx,
+                      struct shaper_source source, uint32_t bytes)
+{
+    struct shaper_pool *pool = &thread->pools[pool_idx];
+
+    pool->held--;
+    pool->held_by_port[source.port]--;
+    thread->bytes_by_rxq[source.rxq] -= bytes;
+}
+
+/* May a shaper of 'thread' hold one more packet of pool 'pool_idx' that 'port'
+ * received?
+ *
+ * A port may hold as much as is left for all of them (dynamic thresholds,
+ * Choudhury and Hahne, 1998): alone it gets half of the budget, and there is
+ * always something left for a port that has nothing yet. */
+static inline bool
+shaper_thread_may_hold(const struct shaper_thread *thread, uint8_t pool_idx,
+                       uint16_t port)
+{
+    const struct shaper_pool *pool = &thread->pools[pool_idx];
+    uint32_t mine = port < pool->n_ports ? pool->held_by_port[port] : 0;
+
+    return pool->held < pool->budget && mine < pool->budget - pool->held;
+}
+
+/* Returns the number of bytes of packets that the shapers of 'thread' hold
+ * and receive queue 'rxq' received, 0 for SHAPER_NO_RXQ. */
+static inline uint64_t
+shaper_thread_rxq_bytes(const struct shaper_thread *thread, uint16_t rxq)
+{
+    return rxq < thread->n_rxqs && rxq != SHAPER_NO_RXQ
+           ? thread->bytes_by_rxq[rxq] : 0;
+}
+
+#endif /* shaper-thread.h */
