@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..analysis import NS, max_excess
-from .ring import Records
+from .ring import Records, pick
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
 #: EDTs further from the departures than this are not EDTs.
@@ -31,8 +31,7 @@ def by_flow(records: Records) -> dict[int, Records]:
     """Each flow's departures."""
     if len(records) == 0:
         return {}
-    order = np.argsort(records["flow"], kind="stable")
-    grouped = records[order]
+    grouped = pick(records, np.argsort(records["flow"], kind="stable"))
     starts = np.flatnonzero(np.r_[True, grouped["flow"][1:] != grouped["flow"][:-1]])
     return {int(part["flow"][0]): part for part in np.split(grouped, starts[1:])}
 

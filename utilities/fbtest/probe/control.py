@@ -113,6 +113,8 @@ def parameters(*, edt: bool = False, flow: str = "dst", burst_wait_ns: int = 0,
     if edt:
         values["edt_offset"] = offsets()["edt_offset"]
     if file is not None:
+        if {",", ";"} & set(str(file)):
+            raise ProbeError(f"file: '{file}' is not allowed: a path without , and ;")
         values["file"] = file
     return ";".join(f"{key}={value}" for key, value in values.items())
 

@@ -43,6 +43,12 @@ RECORD = np.dtype([
 Records = NDArray[np.void]
 
 
+def pick(records: Records, which: NDArray[np.intp]) -> Records:
+    """``records[which]``, many times faster than numpy does it by fields."""
+    words = np.ascontiguousarray(records).view(np.uint64)
+    return words.reshape(len(records), -1).take(which, axis=0).view(RECORD)[:, 0]
+
+
 class RingError(ValueError):
     """A file is not what the plug-in writes."""
 
@@ -189,7 +195,7 @@ def read_recording(file: Path | str | int) -> Recording:
         records[name] = stored[name]
     records["queue"] = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
     if sum(len(p) > 0 for p in parts) > 1:
-        records = records[np.argsort(stored["tsc"], kind="stable")]
+        records = pick(records, np.argsort(stored["tsc"], kind="stable"))
     records["burst"] = np.cumsum(records["position"] == 0) - 1
     flags = int(f.header["flags"])
     total = {name: int(f.queues[name].sum()) for name in ("bursts", "packets", "bytes", "lost")}
