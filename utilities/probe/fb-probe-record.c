@@ -24,6 +24,7 @@
 
 #include <rte_errno.h>
 #include <rte_ethdev.h>
+#include <rte_lcore.h>
 
 #include "fb-probe-burst.h"
 #include "fb-probe-file.h"
@@ -127,6 +128,17 @@ leave_queues(uint16_t port, uint32_t n)
     return true;
 }
 
+/* Has this thread run where the application's main thread does.  EAL keeps its
+ * own threads, such as telemetry's, off the cores that it knows to be busy;
+ * OVS's PMD threads are not among them, and preparing memory takes long. */
+static void
+use_main_core(void)
+{
+    rte_cpuset_t cpus = rte_lcore_cpuset(rte_get_main_lcore());
+
+    pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus);
+}
+
 /* Starting and stopping; 'mutex' is held. */
 
 static void
@@ -165,6 +177,7 @@ clock_main(void *aux __rte_unused)
 {
     bool any = true;
 
+    use_main_core();
     while (any) {
         usleep(CLOCK_INTERVAL_US);
         any = false;
@@ -306,6 +319,7 @@ fb_probe_start(uint16_t port, const struct fb_probe_config *c,
 {
     bool ok;
 
+    use_main_core();
     pthread_mutex_lock(&mutex);
     ok = start_recording(port, c, error);
     if (ok) {
@@ -332,6 +346,7 @@ fb_probe_stop(uint16_t port, struct fb_probe_status *status, char *error)
 {
     bool ok;
 
+    use_main_core();
     pthread_mutex_lock(&mutex);
     ok = find_recording(port, status, error);
     if (ok) {
