@@ -26,13 +26,14 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs venv demo check install debian13 clean root
+.PHONY: all help deps ovs venv probe demo check install debian13 clean root
 
 all: ovs
 
 help:
 	@echo 'make           install packages, build OVS with our shaper into $(B)/'
 	@echo 'make venv      the Python environment of the controller and the tests'
+	@echo 'make probe     the plug-in for DPDK that records departures'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
 	@echo 'make check     run all tests (root)'
 	@echo 'make debian13  build and try it in a Debian 13 chroot (root)'
@@ -54,12 +55,16 @@ ovs: deps
 venv: deps
 	@utilities/fb-venv
 
+# What records departures, independently of the shaper (docs/probe.md).
+probe: all
+	@$(MAKE) -s -C utilities/probe BUILD=$(BUILD)
+
 demo: root all venv
 	@utilities/fb-demo
 
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
-check: root all venv
+check: root all venv probe
 	@$(FB_VENV)/bin/python -m pytest tests
 
 root:

@@ -5,7 +5,8 @@ A conftest.py takes them over with ``pytest_plugins = ["fbtest.fixtures"]``.
 `ovs_env` (once a session) is the environment of a running vswitchd: that of
 the `fb-sandbox run` which pytest itself was started under, or else of one
 started here.  `testbed` (once a test) is a fresh `Testbed` on it, gone after
-the test; the test fails if anything is left behind.
+the test; the test fails if anything is left behind.  `probe_testbed` is the
+same on a vswitchd of its own that has loaded the probe.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ sys.stdin.read()
 """
 
 
-def _sandbox() -> Iterator[dict[str, str]]:
-    sandbox = subprocess.Popen(
-        [str(SANDBOX), "run", "--", sys.executable, "-c", _INSIDE],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True)
-    assert sandbox.stdin is not None and sandbox.stdout is not None
+def sandbox(*options: str, **variables: str) -> Iterator[dict[str, str]]:
+    """Run a sandbox, and give the environment in it."""
+    process = subprocess.Popen(
+        [str(SANDBOX), "run", *options, "--", sys.executable, "-c", _INSIDE],
+        env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, start_new_session=True)
+    assert process.stdin is not None and process.stdout is not None
     try:
-        for line in sandbox.stdout:
+        for line in process.stdout:
             if line.startswith("FBTEST "):
                 break
         else:
-            pytest.fail(f"fb-sandbox ended with status {sandbox.wait()}")
+            pytest.fail(f"fb-sandbox ended with status {process.wait()}")
         yield json.loads(line[len("FBTEST "):])
     finally:
-        sandbox.stdin.close()
+        process.stdin.close()
         try:
-            status = sandbox.wait(60)
+            status = process.wait(60)
         except subprocess.TimeoutExpired:
-            sandbox.terminate()
-            status = sandbox.wait(60)
-        sandbox.stdout.close()
+            process.terminate()
+            status = process.wait(60)
+        process.stdout.close()
     assert status == 0, f"fb-sandbox ended with status {status}"
 
 
@@ -69,20 +71,22 @@ def ovs_env() -> Iterator[dict[str, str]]:
         return
     if not SANDBOX.exists():
         pytest.skip("there is no fb-sandbox, and OVS_RUNDIR is not set")
-    yield from _sandbox()
+    yield from sandbox()
 
 
-@pytest.fixture
-def testbed(ovs_env: dict[str, str]) -> Iterator[Testbed]:
-    """A testbed of its own for each test.
+@pytest.fixture(scope="session")
+def probe_env() -> Iterator[dict[str, str]]:
+    """The environment of a vswitchd that has loaded the probe."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces and DPDK need root")
+    yield from sandbox("--probe", "--memory", "1024")
 
-    Checks at the end that all it made is gone and that vswitchd lives, and
-    has the configuration it had.
-    """
-    ovs = Ovs(ovs_env)
+
+def _checked_testbed(env: dict[str, str]) -> Iterator[Testbed]:
+    ovs = Ovs(env)
     config = ovs.get("Open_vSwitch", ".", "other_config")
     before, pid = our_names(os.getpid()), ovs.pid()
-    with Testbed(ovs_env) as bed:
+    with Testbed(env) as bed:
         yield bed
     left = sorted(set(our_names(os.getpid())) - set(before))
     assert not left, f"left behind: {' '.join(left)}"
@@ -94,3 +98,19 @@ def testbed(ovs_env: dict[str, str]) -> Iterator[Testbed]:
     for key, value in config.items():
         if now.get(key) != value:
             ovs.vsctl("set", "Open_vSwitch", ".", f"other_config:{key}={value}")
+
+
+@pytest.fixture
+def testbed(ovs_env: dict[str, str]) -> Iterator[Testbed]:
+    """A testbed of its own for each test.
+
+    Checks at the end that all it made is gone and that vswitchd lives, and
+    has the configuration it had.
+    """
+    yield from _checked_testbed(ovs_env)
+
+
+@pytest.fixture
+def probe_testbed(probe_env: dict[str, str]) -> Iterator[Testbed]:
+    """As `testbed`, where ports can be recorded."""
+    yield from _checked_testbed(probe_env)
