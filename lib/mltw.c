@@ -19,8 +19,8 @@
 #include "mltw.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
+#include "lazy-mem.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 #include "util.h"
@@ -228,34 +228,6 @@ chunks_needed(size_t max_entries, size_t size, size_t n_lists)
     return 1 + MIN(max_entries + 1, max_entries / size + n_lists + 2);
 }
 
-static void *
-take(char **p, size_t size)
-{
-    void *start = *p;
-
-    *p += ROUND_UP(size, CACHE_LINE_SIZE);
-    return start;
-}
-
-/* Returns 'size' bytes of zeroed memory of which no page is resident yet.
- * (calloc() would do so only as long as nothing large was ever freed, and
- * where huge pages are used whenever possible, a touched byte would cost 2 MB,
- * which is more than the rest of a wheel.) */
-static void *
-zalloc_lazy(size_t size)
-{
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (p == MAP_FAILED) {
-        out_of_memory();
-    }
-#ifdef MADV_NOHUGEPAGE
-    madvise(p, size, MADV_NOHUGEPAGE);
-#endif
-    return p;
-}
-
 struct mltw *
 mltw_create(const struct mltw_config *config, uint64_t now_ns)
 {
@@ -311,17 +283,17 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
         size += ROUND_UP(sizes[i], CACHE_LINE_SIZE);
     }
 
-    char *p = zalloc_lazy(size);
+    char *p = lazy_zalloc(size);
     wheel->memory = p;
     wheel->memory_bytes = size;
-    wheel->rows = take(&p, sizes[0]);
-    struct slot *slots = take(&p, sizes[1]);
-    uint64_t *bitmap = take(&p, sizes[2]);
-    uint64_t *summary = take(&p, sizes[3]);
-    wheel->far = take(&p, sizes[4]);
-    wheel->chunks = take(&p, sizes[5]);
+    wheel->rows = lazy_cut(&p, sizes[0]);
+    struct slot *slots = lazy_cut(&p, sizes[1]);
+    uint64_t *bitmap = lazy_cut(&p, sizes[2]);
+    uint64_t *summary = lazy_cut(&p, sizes[3]);
+    wheel->far = lazy_cut(&p, sizes[4]);
+    wheel->chunks = lazy_cut(&p, sizes[5]);
     wheel->fresh_chunk = 1;
-    wheel->far_chunks = take(&p, sizes[6]);
+    wheel->far_chunks = lazy_cut(&p, sizes[6]);
     wheel->fresh_far_chunk = 1;
 
     for (unsigned int i = min_shift; i <= wheel->top_row; i++) {
@@ -357,7 +329,7 @@ void
 mltw_destroy(struct mltw *wheel)
 {
     if (wheel) {
-        munmap(wheel->memory, wheel->memory_bytes);
+        lazy_free(wheel->memory, wheel->memory_bytes);
         free_cacheline(wheel);
     }
 }
