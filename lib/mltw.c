@@ -19,8 +19,8 @@
 #include "mltw.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
+#include "lazy-mem.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 #include "util.h"
@@ -42,12 +42,14 @@
  * a time, as long as each is less than 'n_slots' slots of its wheel ahead of
  * the front.  Which rate a flow has does not matter any more.
  *
- * The next slot.  Each row has a bitmap of its occupied slots and knows the
- * first of them; 'first_from[r]' is the first one in row 'r' or any coarser
- * row.  A row's first slot changes half as often as that of the next finer
- * row, and only takes an update of the rows that are not coarser, so that the
- * first slot of all, which is 'first_from' of the finest row, costs two
- * comparisons on average if rows are equally full.
+ * The next slot.  A few neighboring rows share a ring, a bitmap with a bit for
+ * each multiple of the finest of these rows' T, which is set if the slot of
+ * this T, in whichever row it is, is occupied.  So the order of bits is that
+ * of time, and one word of the ring of the finest rows has the slots of the
+ * next 64 granularities, in order, except those few that are in coarser rings.
+ * Each ring knows its first slot; 'first_from[i]' is the first one in ring 'i'
+ * or any coarser ring.  With 6 rows in a ring, the first slot of a ring
+ * changes 64 times as often as that of the next coarser one.
  *
  * Far entries.  A T beyond its row's horizon waits elsewhere, together with
  * its T: far level 'f' has slots that are 2^f wide, and T is in slot T >> f.
@@ -69,18 +71,22 @@
  * slots are ordered by T; so the first time that something far is due is the
  * smallest of as many numbers as there are levels.
  *
- * Storage.  A slot is a list of chunks of one cache line each from a pool; all
- * but the last one are full.  A list's "cursor" is where its next reference
- * goes, counted in pointers from the start of the pool; if this is the start
- * of a chunk, the last chunk is full and another one is needed, or it is 0 and
- * the slot is empty.  So the chunk itself is not read to append to it, and the
- * chunks of a slot are given back all at once.  There are no empty chunks, and
- * so the pool's size is bounded by 'max_entries'.  Far slots have larger
- * chunks from a pool of their own. */
+ * Storage.  A slot with one reference is just that.  One with more is a list
+ * of chunks of one cache line each from a pool; all but the last one are full.
+ * A list's "cursor" is where its next reference goes, counted in pointers from
+ * the start of the pool; if this is the start of a chunk, the last chunk is
+ * full and another one is needed.  So the chunk itself is not read to append
+ * to it, and the chunks of a slot are given back all at once.  There are no
+ * empty chunks, and so the pool's size is bounded by 'max_entries'.  Far slots
+ * have larger chunks from a pool of their own. */
 
-#define CHUNK_WORDS (64 / sizeof(void *))
+#define CHUNK_WORDS 8           /* A cache line, if pointers are 64 bits. */
 #define CHUNK_REFS (CHUNK_WORDS - 1)
 #define FAR_CHUNK_ENTRIES 15
+
+#define RING_ROWS 6             /* Rows of a ring, at most. */
+#define MAX_RING_SHIFT 18       /* log2 of the bits in a ring, at most: three
+                                 * steps of 64. */
 
 #define FAR_LEVELS 64           /* Far levels, more than 64 bits can need. */
 #define FAR_SLOTS 64            /* Slots of a far level: bits in a word. */
@@ -97,23 +103,34 @@ struct chunk {
     void *refs[CHUNK_REFS];
 };
 BUILD_ASSERT_DECL(sizeof(struct chunk) == CHUNK_WORDS * sizeof(void *));
-BUILD_ASSERT_DECL(IS_POW2(CHUNK_WORDS));
 
-struct slot {
-    uint32_t head;              /* Index of first chunk, if not empty. */
-    uint32_t cursor;            /* See above. */
-};
+/* 0 if empty, a reference if that is all, otherwise a list: the index of its
+ * first chunk in the upper half, SLOT_LIST, and the cursor (see above).  Since
+ * references are multiples of 8, the lowest bits tell whether this is a list
+ * with room in its last chunk; the highest bit of an address is never set. */
+typedef uint64_t slot_word;
 
-/* One cache line.  The constant part is what finds a slot. */
+#define SLOT_LIST (UINT64_C(1) << 63)
+#define SLOT_HEAD_SHIFT 32
+#define SLOT_ROOM_MASK (CHUNK_WORDS - 1)
+
+/* What finds a slot. */
 struct row {
-    struct slot *slots;
+    slot_word *slots;
     uint64_t near_ns;           /* A T less than this ahead is near, whatever
                                  * the front's offset in a far slot. */
+    struct ring *ring;
     unsigned int shift;         /* log2 of the ns between slots. */
+};
+
+/* What finds the next slot in some neighboring rows. */
+struct ring {
     uint64_t first;             /* First T, or UINT64_MAX. */
-    uint64_t *bitmap;           /* One bit for each slot, set if occupied. */
-    uint64_t *summary;          /* One bit for each word of 'bitmap', if it has
-                                 * more than one. */
+    uint64_t *bitmap;           /* One bit for each multiple of the finest
+                                 * row's T, set if its slot is occupied. */
+    uint64_t *summary;          /* One bit for each word of 'bitmap'. */
+    uint64_t top;               /* One bit for each word of 'summary'. */
+    unsigned int shift;         /* log2 of the ns between bits. */
 };
 
 /* An entry past the horizon. */
@@ -147,14 +164,14 @@ struct mltw {
     uint8_t top_row;            /* Rows are granularity_shift...top_row. */
     uint8_t far_shift;          /* f0 is the granularity's log2 and this. */
     uint8_t hop_slots;
-    uint8_t n_summary;          /* Words in a row's summary. */
-    bool single_word;           /* A row's bitmap is one word. */
     uint32_t row_mask;          /* Slots in a row, minus 1. */
+    uint32_t ring_mask;         /* Bits in a ring, minus 1. */
     uint32_t max_entries;
     uint64_t max_easy_edt;      /* EDTs up to this do not overflow. */
     uint64_t max_time;          /* No T is after this. */
     struct chunk *chunks;       /* Element 0 is not used. */
     struct row *rows;           /* [top_row + 1]. */
+    struct ring *rings;
 
     /* Written for each call or entry. */
     OVS_ALIGNED_VAR(CACHE_LINE_SIZE)
@@ -168,7 +185,7 @@ struct mltw {
     uint32_t n_taken;           /* References gone from the first chunk of the
                                  * slot at the front. */
 
-    uint64_t first_from[65];    /* First T in this or a coarser row. */
+    uint64_t first_from[65];    /* First T in this or a coarser ring. */
 
     /* Seldom used. */
     struct mltw_stats stats;
@@ -228,34 +245,6 @@ chunks_needed(size_t max_entries, size_t size, size_t n_lists)
     return 1 + MIN(max_entries + 1, max_entries / size + n_lists + 2);
 }
 
-static void *
-take(char **p, size_t size)
-{
-    void *start = *p;
-
-    *p += ROUND_UP(size, CACHE_LINE_SIZE);
-    return start;
-}
-
-/* Returns 'size' bytes of zeroed memory of which no page is resident yet.
- * (calloc() would do so only as long as nothing large was ever freed, and
- * where huge pages are used whenever possible, a touched byte would cost 2 MB,
- * which is more than the rest of a wheel.) */
-static void *
-zalloc_lazy(size_t size)
-{
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (p == MAP_FAILED) {
-        out_of_memory();
-    }
-#ifdef MADV_NOHUGEPAGE
-    madvise(p, size, MADV_NOHUGEPAGE);
-#endif
-    return p;
-}
-
 struct mltw *
 mltw_create(const struct mltw_config *config, uint64_t now_ns)
 {
@@ -284,13 +273,18 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     wheel->hop_slots = (1u << ahead_shift) - 1;
 
     uint32_t row_slots = config->n_slots / 2;
-    uint32_t n_words = DIV_ROUND_UP(row_slots, 64);
-    uint32_t n_summary = DIV_ROUND_UP(n_words, 64);
     wheel->row_mask = row_slots - 1;
-    wheel->single_word = n_words == 1;
-    wheel->n_summary = n_summary;
 
+    /* The top row's slots are no finer than those of the row before it, so it
+     * fits into the ring of that one. */
     size_t n_rows = wheel->top_row - min_shift + 1;
+    unsigned int ring_rows = MIN(RING_ROWS, MAX_RING_SHIFT + 1 - slots_shift);
+    size_t n_rings = (n_rows - 2) / ring_rows + 1;
+    uint32_t ring_bits = config->n_slots << (ring_rows - 1);
+    uint32_t n_words = ring_bits / 64;
+    uint32_t n_summary = DIV_ROUND_UP(n_words, 64);
+    wheel->ring_mask = ring_bits - 1;
+
     size_t n_slots = n_rows * row_slots;
     wheel->n_chunks = chunks_needed(config->max_entries, CHUNK_REFS, n_slots);
     wheel->n_far_chunks = chunks_needed(config->max_entries, FAR_CHUNK_ENTRIES,
@@ -298,9 +292,10 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
 
     size_t sizes[] = {
         (wheel->top_row + 1) * sizeof *wheel->rows,
-        n_slots * sizeof(struct slot),
-        n_rows * n_words * sizeof(uint64_t),
-        n_rows * n_summary * sizeof(uint64_t),
+        n_slots * sizeof(slot_word),
+        n_rings * sizeof *wheel->rings,
+        n_rings * n_words * sizeof(uint64_t),
+        n_rings * n_summary * sizeof(uint64_t),
         FAR_LEVELS * sizeof *wheel->far,
         wheel->n_chunks * sizeof *wheel->chunks,
         wheel->n_far_chunks * sizeof *wheel->far_chunks,
@@ -311,17 +306,18 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
         size += ROUND_UP(sizes[i], CACHE_LINE_SIZE);
     }
 
-    char *p = zalloc_lazy(size);
+    char *p = lazy_zalloc(size);
     wheel->memory = p;
     wheel->memory_bytes = size;
-    wheel->rows = take(&p, sizes[0]);
-    struct slot *slots = take(&p, sizes[1]);
-    uint64_t *bitmap = take(&p, sizes[2]);
-    uint64_t *summary = take(&p, sizes[3]);
-    wheel->far = take(&p, sizes[4]);
-    wheel->chunks = take(&p, sizes[5]);
+    wheel->rows = lazy_cut(&p, sizes[0]);
+    slot_word *slots = lazy_cut(&p, sizes[1]);
+    wheel->rings = lazy_cut(&p, sizes[2]);
+    uint64_t *bitmap = lazy_cut(&p, sizes[3]);
+    uint64_t *summary = lazy_cut(&p, sizes[4]);
+    wheel->far = lazy_cut(&p, sizes[5]);
+    wheel->chunks = lazy_cut(&p, sizes[6]);
     wheel->fresh_chunk = 1;
-    wheel->far_chunks = take(&p, sizes[6]);
+    wheel->far_chunks = lazy_cut(&p, sizes[7]);
     wheel->fresh_far_chunk = 1;
 
     for (unsigned int i = min_shift; i <= wheel->top_row; i++) {
@@ -334,12 +330,17 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
                         ? near_slots << granularity_shift
                         : UINT64_MAX);
         row->shift = granularity_shift + 1;
-        row->first = UINT64_MAX;
-        row->bitmap = bitmap;
-        row->summary = summary;
+        row->ring = &wheel->rings[MIN((i - min_shift) / ring_rows,
+                                      n_rings - 1)];
         slots += row_slots;
-        bitmap += n_words;
-        summary += n_summary;
+    }
+    for (size_t i = 0; i < n_rings; i++) {
+        struct ring *ring = &wheel->rings[i];
+
+        ring->first = UINT64_MAX;
+        ring->bitmap = &bitmap[i * n_words];
+        ring->summary = &summary[i * n_summary];
+        ring->shift = min_shift + i * ring_rows;
     }
 
     wheel->front = MIN(now_ns >> min_shift << min_shift, wheel->max_time);
@@ -357,7 +358,7 @@ void
 mltw_destroy(struct mltw *wheel)
 {
     if (wheel) {
-        munmap(wheel->memory, wheel->memory_bytes);
+        lazy_free(wheel->memory, wheel->memory_bytes);
         free_cacheline(wheel);
     }
 }
@@ -370,132 +371,124 @@ time_to_row(const struct mltw *wheel, uint64_t time)
     return raw_ctz(time | (UINT64_C(1) << wheel->top_row));
 }
 
-/* Marks slot 'pos' of 'row' as occupied. */
+/* Position of the bit for 'time' in 'ring'. */
+static inline uint32_t
+ring_pos(const struct mltw *wheel, const struct ring *ring, uint64_t time)
+{
+    return (time >> ring->shift) & wheel->ring_mask;
+}
+
+/* Marks the slot at 'pos' as occupied. */
 static inline void
-row_mark(const struct mltw *wheel, struct row *row, uint32_t pos)
+ring_mark(struct ring *ring, uint32_t pos)
 {
     uint32_t word = pos / 64;
 
-    row->bitmap[word] |= UINT64_C(1) << (pos % 64);
-    if (!wheel->single_word) {
-        row->summary[word / 64] |= UINT64_C(1) << (word % 64);
+    if (!ring->bitmap[word]) {
+        ring->summary[word / 64] |= UINT64_C(1) << (word % 64);
+        ring->top |= UINT64_C(1) << (word / 64);
     }
+    ring->bitmap[word] |= UINT64_C(1) << (pos % 64);
 }
 
-/* Marks slot 'pos' of 'row' as empty. */
-static inline void
-row_unmark(const struct mltw *wheel, struct row *row, uint32_t pos)
-{
-    uint32_t word = pos / 64;
-
-    row->bitmap[word] &= ~(UINT64_C(1) << (pos % 64));
-    if (!wheel->single_word && !row->bitmap[word]) {
-        row->summary[word / 64] &= ~(UINT64_C(1) << (word % 64));
-    }
-}
-
-/* Returns the position of the occupied slot of 'row' that comes first after
- * slot 'pos', which is not occupied, going round, or 'pos' if there is none,
- * for a row of more than one word. */
+/* Returns the position of the first occupied slot that comes after those of
+ * the word in which 'pos' is, all of which from 'pos' on are empty, going
+ * round, or 'pos' if there is none. */
 static uint32_t
-row_find_next__(const struct mltw *wheel, const struct row *row, uint32_t pos)
+ring_find_next__(struct ring *ring, uint32_t pos)
 {
     uint32_t word = pos / 64;
-    uint64_t bits = row->bitmap[word] >> (pos % 64);
+    uint32_t i = word / 64;
 
-    if (bits) {
-        return pos + raw_ctz(bits);
+    if (!ring->bitmap[word]) {
+        ring->summary[i] &= ~(UINT64_C(1) << (word % 64));
+        if (!ring->summary[i]) {
+            ring->top &= ~(UINT64_C(1) << i);
+        }
     }
 
-    uint32_t i = word / 64;
-    bits = row->summary[i] & ~((UINT64_C(2) << (word % 64)) - 1);
-    for (uint32_t j = 0; !bits; j++) {
-        if (j == wheel->n_summary) {
+    uint64_t bits = ring->summary[i] & ~((UINT64_C(2) << (word % 64)) - 1);
+    if (!bits) {
+        if (!ring->top) {
             return pos;
         }
-        i = i + 1 < wheel->n_summary ? i + 1 : 0;
-        bits = row->summary[i];
+
+        uint64_t after = ring->top & ~((UINT64_C(2) << i) - 1);
+        i = raw_ctz(after ? after : ring->top);
+        bits = ring->summary[i];
     }
     word = i * 64 + raw_ctz(bits);
-    return word * 64 + raw_ctz(row->bitmap[word]);
+    return word * 64 + raw_ctz(ring->bitmap[word]);
 }
 
-/* Updates 'row->first', which was slot 'pos', that is now empty. */
-static inline void
-row_advance(const struct mltw *wheel, struct row *row, uint32_t pos)
+/* Makes 'time' the first one of 'ring', which it is. */
+static void
+ring_set_first(struct mltw *wheel, struct ring *ring, uint64_t time)
 {
-    uint32_t next;
-
-    if (OVS_LIKELY(wheel->single_word)) {
-        uint64_t bits = row->bitmap[0];
-        uint64_t rest = bits >> pos << pos;
-
-        if (!bits) {
-            row->first = UINT64_MAX;
-            return;
-        }
-        next = raw_ctz(rest ? rest : bits);
-    } else {
-        next = row_find_next__(wheel, row, pos);
-        if (next == pos) {
-            row->first = UINT64_MAX;
-            return;
+    ring->first = time;
+    for (int i = ring - wheel->rings; wheel->first_from[i] > time; i--) {
+        wheel->first_from[i] = time;
+        if (!i) {
+            wheel->near_next = time;
+            break;
         }
     }
-    row->first += (uint64_t) ((next - pos) & wheel->row_mask) << row->shift;
 }
 
-/* Puts 'entry' in another chunk, for which 'slot', at 'time' in row number
- * 'row_no', has no room or that is its first one. */
+/* Puts 'entry' in another chunk, for which 'slot', which is not empty, has no
+ * room. */
 static void
-row_append_chunk(struct mltw *wheel, unsigned int row_no, struct slot *slot,
-                 uint64_t time, void *entry)
+slot_append_chunk(struct mltw *wheel, slot_word *slot, void *entry)
 {
     uint32_t index = wheel->free_chunk;
+    struct chunk *chunk;
 
     if (OVS_LIKELY(index)) {
-        wheel->free_chunk = wheel->chunks[index].next;
+        chunk = &wheel->chunks[index];
+        wheel->free_chunk = chunk->next;
     } else {
         index = wheel->fresh_chunk++;
         ovs_assert(index < wheel->n_chunks);
+        chunk = &wheel->chunks[index];
     }
-    wheel->chunks[index].refs[0] = entry;
 
-    if (slot->cursor) {
-        wheel->chunks[slot->cursor / CHUNK_WORDS - 1].next = index;
+    if (*slot & SLOT_LIST) {
+        uint32_t full = (uint32_t) *slot / CHUNK_WORDS - 1;
+
+        wheel->chunks[full].next = index;
+        chunk->refs[0] = entry;
+        *slot = (*slot >> SLOT_HEAD_SHIFT << SLOT_HEAD_SHIFT)
+                + (index * CHUNK_WORDS + 2);
     } else {
-        struct row *row = &wheel->rows[row_no];
-
-        slot->head = index;
-        row_mark(wheel, row, slot - row->slots);
-        if (time < row->first) {
-            row->first = time;
-            for (int i = row_no; wheel->first_from[i] > time; i--) {
-                wheel->first_from[i] = time;
-                if (i == wheel->levels.granularity_shift) {
-                    wheel->near_next = time;
-                    break;
-                }
-            }
-        }
+        chunk->refs[0] = (void *) (uintptr_t) *slot;
+        chunk->refs[1] = entry;
+        *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT)
+                + (index * CHUNK_WORDS + 3);
     }
-    slot->cursor = index * CHUNK_WORDS + 2;
 }
 
-/* Appends 'entry' to the slot at 'time', which is within the horizon of its
- * row, which is number 'row_no'. */
+/* Appends 'entry' to the slot at 'time', which is within the horizon of
+ * 'row', which is its row. */
 static inline void
-row_append(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
+row_append(struct mltw *wheel, const struct row *row, uint64_t time,
+           void *entry)
 {
-    struct row *row = &wheel->rows[row_no];
-    struct slot *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
-    uint32_t cursor = slot->cursor;
+    slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
+    slot_word word = *slot;
 
-    if (OVS_LIKELY(cursor % CHUNK_WORDS)) {
-        ((void **) wheel->chunks)[cursor] = entry;
-        slot->cursor = cursor + 1;
+    if (word & SLOT_ROOM_MASK) {
+        ((void **) wheel->chunks)[(uint32_t) word] = entry;
+        *slot = word + 1;
+    } else if (!word) {
+        struct ring *ring = row->ring;
+
+        *slot = (uintptr_t) entry;
+        ring_mark(ring, ring_pos(wheel, ring, time));
+        if (time < ring->first) {
+            ring_set_first(wheel, ring, time);
+        }
     } else {
-        row_append_chunk(wheel, row_no, slot, time, entry);
+        slot_append_chunk(wheel, slot, entry);
     }
 }
 
@@ -507,24 +500,20 @@ chunks_free(struct mltw *wheel, uint32_t first, uint32_t last)
     wheel->free_chunk = first;
 }
 
-/* Moves up to 'max' entries, at least 1, from the slot at 'wheel->near_next'
- * to 'entries', and returns their number. */
+/* Moves up to 'max' entries, at least 1, from 'slot', which is a list, to
+ * 'entries', and returns their number. */
 static inline size_t
-row_take(struct mltw *wheel, void **entries, size_t max)
+slot_take(struct mltw *wheel, slot_word *slot, void **entries, size_t max)
 {
-    uint64_t time = wheel->near_next;
-    unsigned int row_no = time_to_row(wheel, time);
-    struct row *row = &wheel->rows[row_no];
-    uint32_t pos = (time >> row->shift) & wheel->row_mask;
-    struct slot *slot = &row->slots[pos];
-    uint32_t last = (slot->cursor - 1) / CHUNK_WORDS;
-    uint32_t n_last = (slot->cursor - 1) % CHUNK_WORDS;
+    uint32_t head = (*slot - SLOT_LIST) >> SLOT_HEAD_SHIFT;
+    uint32_t cursor = *slot;
+    uint32_t last = (cursor - 1) / CHUNK_WORDS;
+    uint32_t n_last = (cursor - 1) % CHUNK_WORDS;
     uint32_t begin = wheel->n_taken;
-    uint32_t index = slot->head;
+    uint32_t index = head;
     uint32_t done = 0;
     size_t n = 0;
 
-    wheel->stats.n_slots_visited++;
     for (;;) {
         struct chunk *chunk = &wheel->chunks[index];
         size_t n_refs = (index == last ? n_last : CHUNK_REFS) - begin;
@@ -546,9 +535,9 @@ row_take(struct mltw *wheel, void **entries, size_t max)
 
         if (OVS_UNLIKELY(n_copy < n_refs)) {
             if (done) {
-                chunks_free(wheel, slot->head, done);
+                chunks_free(wheel, head, done);
             }
-            slot->head = index;
+            *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT) + cursor;
             wheel->n_taken = begin + n_copy;
             return n;
         }
@@ -560,20 +549,103 @@ row_take(struct mltw *wheel, void **entries, size_t max)
         begin = 0;
     }
 
-    chunks_free(wheel, slot->head, last);
-    slot->cursor = 0;
+    chunks_free(wheel, head, last);
+    *slot = 0;
     wheel->n_taken = 0;
-    row_unmark(wheel, row, pos);
-    row_advance(wheel, row, pos);
+    return n;
+}
 
-    /* This slot was the first one of this row and all finer ones. */
-    uint64_t first = wheel->first_from[row_no + 1];
-    for (int i = row_no; i >= wheel->levels.granularity_shift; i--) {
-        first = MIN(first, wheel->rows[i].first);
+/* Moves up to 'max' entries, at least 1, from the slots of 'ring', which has
+ * the first slot of all, to 'entries', and returns their number.  Takes slots
+ * that are at 'limit' or before, of which there is one, and that are in one
+ * word of the bitmap.  Takes the front there. */
+static inline size_t
+ring_take(struct mltw *wheel, struct ring *ring, uint64_t limit,
+          void **entries, size_t max)
+{
+    const unsigned int shift = ring->shift;
+    const uint32_t pos = ring_pos(wheel, ring, ring->first);
+    uint64_t *word = &ring->bitmap[pos / 64];
+    uint64_t before = *word & ((UINT64_C(1) << (pos % 64)) - 1);
+    uint64_t bits = *word ^ before;
+    /* Of the word's first bit. */
+    uint64_t word_time = ring->first - ((uint64_t) (pos % 64) << shift);
+    uint64_t time = ring->first;
+    unsigned int n_slots = 0;
+    size_t n = 0;
+
+    /* The addresses of the slots follow from 'bits' alone, so that the
+     * processor need not wait for one slot to find the next. */
+    for (;;) {
+        const struct row *row = &wheel->rows[time_to_row(wheel, time)];
+        slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
+
+        n_slots++;
+        if (!(*slot & SLOT_LIST)) {
+            entries[n] = (void *) (uintptr_t) *slot;
+            OVS_PREFETCH(entries[n]);
+            *slot = 0;
+            n++;
+        } else {
+            n += slot_take(wheel, slot, &entries[n], max - n);
+            if (OVS_UNLIKELY(*slot)) {
+                break;
+            }
+        }
+        bits = zero_rightmost_1bit(bits);
+        if (!bits || n >= max) {
+            break;
+        }
+
+        uint64_t next = word_time + ((uint64_t) raw_ctz(bits) << shift);
+        if (next > limit) {
+            break;
+        }
+        time = next;
+    }
+    wheel->front = time;
+    wheel->stats.n_slots_visited += n_slots;
+
+    *word = bits | before;
+    if (OVS_LIKELY(bits)) {
+        ring->first = word_time + ((uint64_t) raw_ctz(bits) << shift);
+    } else {
+        uint32_t next = ring_find_next__(ring, pos);
+
+        if (next == pos) {
+            ring->first = UINT64_MAX;
+        } else {
+            ring->first += (uint64_t) ((next - pos) & wheel->ring_mask)
+                           << shift;
+        }
+    }
+
+    /* This ring and all finer ones. */
+    size_t i = ring - wheel->rings;
+    uint64_t first = MIN(wheel->first_from[i + 1], ring->first);
+    wheel->first_from[i] = first;
+    while (OVS_UNLIKELY(i)) {
+        i--;
+        first = MIN(first, wheel->rings[i].first);
         wheel->first_from[i] = first;
     }
     wheel->near_next = first;
     return n;
+}
+
+/* Moves up to 'max' entries, at least 1, from the slot at 'wheel->near_next',
+ * and from some of those after it that are at 'limit' or before, to 'entries',
+ * and returns their number.  Takes the front there. */
+static inline size_t
+near_take(struct mltw *wheel, uint64_t limit, void **entries, size_t max)
+{
+    uint64_t time = wheel->near_next;
+    struct ring *ring = wheel->rows[time_to_row(wheel, time)].ring;
+
+    /* Slots of coarser rings, which are few, may be between those of a finer
+     * one; those of finer ones between any two of a coarser one. */
+    limit = ring == wheel->rings ? MIN(limit, wheel->first_from[1] - 1) : time;
+    return ring_take(wheel, ring, limit, entries, max);
 }
 
 /* Far levels. */
@@ -628,7 +700,7 @@ place_far(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
     uint64_t hop = hop_time(wheel, level, time);
 
     if (hop <= wheel->front) {
-        row_append(wheel, row_no, time, entry);
+        row_append(wheel, &wheel->rows[row_no], time, entry);
         return;
     }
     for (;;) {
@@ -665,9 +737,10 @@ static inline void
 place(struct mltw *wheel, uint64_t time, void *entry)
 {
     unsigned int row_no = time_to_row(wheel, time);
+    const struct row *row = &wheel->rows[row_no];
 
-    if (OVS_LIKELY(time - wheel->front < wheel->rows[row_no].near_ns)) {
-        row_append(wheel, row_no, time, entry);
+    if (OVS_LIKELY(time - wheel->front < row->near_ns)) {
+        row_append(wheel, row, time, entry);
     } else {
         place_far(wheel, row_no, time, entry);
     }
@@ -787,6 +860,7 @@ mltw_enqueue(struct mltw *wheel, void *entry, uint64_t edt_ns,
     return true;
 }
 
+/* Does what mltw_dequeue() does, at slot time 'now'. */
 static size_t
 dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
 {
@@ -801,8 +875,8 @@ dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
             wheel->front = MAX(wheel->front, now);
             break;
         } else {
-            wheel->front = wheel->near_next;
-            n += row_take(wheel, &entries[n], max - n);
+            n += near_take(wheel, MIN(now, wheel->far_next - 1), &entries[n],
+                           max - n);
         }
     }
     wheel->n_entries -= n;
@@ -814,9 +888,14 @@ mltw_dequeue(struct mltw *wheel, uint64_t now_ns,
              void **entries, size_t max_entries)
 {
     unsigned int shift = wheel->levels.granularity_shift;
+    uint64_t now = MIN(now_ns >> shift << shift, wheel->max_time);
 
-    return dequeue__(wheel, MIN(now_ns >> shift << shift, wheel->max_time),
-                     entries, max_entries);
+    /* Most polls of a thread that has nothing else to do find nothing. */
+    if (MIN(wheel->near_next, wheel->far_next) > now) {
+        wheel->front = MAX(wheel->front, now);
+        return 0;
+    }
+    return dequeue__(wheel, now, entries, max_entries);
 }
 
 uint64_t

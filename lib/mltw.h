@@ -126,7 +126,7 @@ struct mltw_config {
 #define MLTW_CONFIG_DEFAULT             \
     ((struct mltw_config) {             \
         .n_wheels = 32,                 \
-        .n_slots = 128,                 \
+        .n_slots = 512,                 \
         .min_granularity_ns = 64,       \
         .max_granularity_ns = 65536,    \
         .max_entries = 131072,          \

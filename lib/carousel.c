@@ -1,0 +1,308 @@
+/*
+ * Copyright (c) 2026 The FlowBundler authors.
+ *
+ * Licensed under the Apache License, Version 2.0 (the "License");
+ * you may not use this file except in compliance with the License.
+ * You may obtain a copy of the License at:
+ *
+ *     http://www.apache.org/licenses/LICENSE-2.0
+ *
+ * Unless required by applicable law or agreed to in writing, software
+ * distributed under the License is distributed on an "AS IS" BASIS,
+ * WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+ * See the License for the specific language governing permissions and
+ * limitations under the License.
+ */
+
+#include <config.h>
+
+#include "carousel.h"
+
+#include <string.h>
+
+#include "lazy-mem.h"
+#include "openvswitch/compiler.h"
+#include "openvswitch/util.h"
+#include "slot-list.h"
+#include "util.h"
+
+/* "Slot number" below is time divided by 'slot_ns', "index" a slot's place in
+ * the array, which differs from it by multiples of the array's size and, since
+ * an empty wheel may go on from where it stands, by a constant. */
+
+/* Slots looked at at once. */
+#define SCAN_SLOTS 16
+
+struct carousel {
+    struct edt_sched sched;
+
+    /* Read-mostly: geometry. */
+    uint32_t n_slots;
+    uint32_t max_entries;
+    uint64_t slot_ns;
+    struct slot_scale scale;
+    slot_list *slots;
+    bool slot_by_slot;
+    bool drop_beyond_horizon;
+
+    /* Written for each call or entry. */
+    OVS_ALIGNED_VAR(CACHE_LINE_SIZE)
+    uint64_t front;             /* Slot number. */
+    uint64_t clear;             /* Slots from the front up to, not including,
+                                 * this number are empty. */
+    uint32_t front_index;
+    uint32_t n_entries;
+    struct slot_pool pool;
+
+    /* Seldom used. */
+    bool flushing;
+    uint64_t flush_front;       /* Front before the flush. */
+    void *memory;
+    size_t memory_bytes;
+};
+
+static struct carousel *
+carousel_cast(const struct edt_sched *sched)
+{
+    return CONTAINER_OF(sched, struct carousel, sched);
+}
+
+static struct edt_sched *
+carousel_create(const struct edt_sched_config *config, uint64_t now_ns)
+{
+    struct carousel *c = xzalloc_cacheline(sizeof *c);
+    /* An EDT that is 'horizon_ns' ahead of any time in the front's slot rounds
+     * up to this slot at most. */
+    uint32_t n_slots = DIV_ROUND_UP(config->horizon_ns, config->slot_ns) + 2;
+    size_t n_nodes = slot_pool_n_nodes(config->max_entries, n_slots);
+    /* SCAN_SLOTS more, for they are read together. */
+    size_t slots_size = ROUND_UP((n_slots + SCAN_SLOTS) * sizeof *c->slots,
+                                 CACHE_LINE_SIZE);
+
+    c->sched.class = &carousel_class;
+    c->n_slots = n_slots;
+    c->max_entries = config->max_entries;
+    c->slot_ns = config->slot_ns;
+    slot_scale_init(&c->scale, config->slot_ns);
+    c->slot_by_slot = config->slot_by_slot;
+    c->drop_beyond_horizon = config->drop_beyond_horizon;
+
+    c->memory_bytes = slots_size + n_nodes * sizeof(struct slot_node);
+    c->memory = lazy_zalloc(c->memory_bytes);
+
+    char *p = c->memory;
+    c->slots = lazy_cut(&p, slots_size);
+    slot_pool_init(&c->pool, lazy_cut(&p, n_nodes * sizeof(struct slot_node)));
+
+    c->front = slot_scale_floor(&c->scale, MIN(now_ns, INT64_MAX));
+    c->clear = c->front;
+    return &c->sched;
+}
+
+static void
+carousel_destroy(struct edt_sched *sched)
+{
+    struct carousel *c = carousel_cast(sched);
+
+    lazy_free(c->memory, c->memory_bytes);
+    free_cacheline(c);
+}
+
+static unsigned int
+carousel_level(const struct edt_sched *sched OVS_UNUSED,
+               uint64_t gap_ns OVS_UNUSED)
+{
+    return 0;
+}
+
+/* Returns the index of the slot that is 'offset' slots, less than
+ * 'c->n_slots', after the front. */
+static inline uint32_t
+carousel_index(const struct carousel *c, uint32_t offset)
+{
+    uint32_t index = c->front_index + offset;
+
+    return index < c->n_slots ? index : index - c->n_slots;
+}
+
+static bool
+carousel_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
+                 unsigned int level OVS_UNUSED)
+{
+    struct carousel *c = carousel_cast(sched);
+    uint64_t number = slot_scale_ceil(&c->scale,
+                                      MIN(edt_ns, EDT_SCHED_MAX_NS));
+
+    if (OVS_UNLIKELY(c->n_entries >= c->max_entries)) {
+        return false;
+    }
+
+    uint64_t offset = number > c->front ? number - c->front : 0;
+
+    if (OVS_UNLIKELY(offset >= c->n_slots)) {
+        if (c->drop_beyond_horizon) {
+            return false;
+        }
+        offset = c->n_slots - 1;
+    }
+    c->clear = MIN(c->clear, c->front + offset);
+    c->n_entries++;
+    slot_list_append(&c->pool, &c->slots[carousel_index(c, offset)], entry);
+    return true;
+}
+
+/* Returns the index of the first occupied slot of those with indexes 'begin'
+ * to 'end', not including the latter, or 'end' if there is none. */
+static inline uint32_t
+carousel_scan_range(const slot_list *slots, uint32_t begin, uint32_t end)
+{
+    for (; begin < end && begin % SCAN_SLOTS; begin++) {
+        if (slots[begin]) {
+            return begin;
+        }
+    }
+    for (; begin < end; begin += SCAN_SLOTS) {
+        uint64_t words[SCAN_SLOTS * sizeof *slots / sizeof(uint64_t)];
+
+        memcpy(words, &slots[begin], sizeof words);
+        if ((words[0] | words[1] | words[2] | words[3])
+            | (words[4] | words[5] | words[6] | words[7])) {
+            while (!slots[begin]) {
+                begin++;
+            }
+            return MIN(begin, end);
+        }
+    }
+    return end;
+}
+
+/* Moves 'c->clear' to the first occupied slot, or to 'end' if that comes
+ * first.  There must be an entry, and 'end' must not be before 'c->clear'. */
+static inline void
+carousel_scan(struct carousel *c, uint64_t end)
+{
+    uint32_t offset = c->clear - c->front;
+    uint32_t n = MIN(end - c->clear, c->n_slots - offset);
+    uint32_t begin = carousel_index(c, offset);
+    uint32_t n_before_wrap = MIN(n, c->n_slots - begin);
+    uint32_t found = carousel_scan_range(c->slots, begin,
+                                         begin + n_before_wrap) - begin;
+
+    if (found == n_before_wrap && n > n_before_wrap) {
+        found += carousel_scan_range(c->slots, 0, n - n_before_wrap);
+    }
+    c->clear += found;
+}
+
+/* Moves the front to slot 'number', which is not before it. */
+static inline void
+carousel_advance(struct carousel *c, uint64_t number)
+{
+    if (c->n_entries) {
+        c->front_index = carousel_index(c, number - c->front);
+    } else {
+        /* All slots are alike. */
+        c->clear = number;
+    }
+    c->front = number;
+}
+
+static inline size_t
+carousel_dequeue__(struct carousel *c, uint64_t now, void **entries,
+                   size_t max, bool slot_by_slot)
+{
+    size_t n = 0;
+
+    while (n < max) {
+        if (c->n_entries && c->clear <= now) {
+            carousel_scan(c, now + 1);
+        }
+        if (!c->n_entries || c->clear > now) {
+            if (now > c->front) {
+                carousel_advance(c, now);
+            }
+            break;
+        }
+
+        slot_list *slot;
+        size_t n_taken;
+
+        carousel_advance(c, c->clear);
+        slot = &c->slots[c->front_index];
+        n_taken = slot_list_take(&c->pool, slot, &entries[n], max - n);
+        n += n_taken;
+        c->n_entries -= n_taken;
+        c->clear += !*slot;
+        if (slot_by_slot) {
+            break;
+        }
+    }
+    return n;
+}
+
+static size_t
+carousel_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
+                 size_t max)
+{
+    struct carousel *c = carousel_cast(sched);
+    uint64_t now = slot_scale_floor(&c->scale, MIN(now_ns, INT64_MAX));
+
+    return carousel_dequeue__(c, now, entries, max, c->slot_by_slot);
+}
+
+static uint64_t
+carousel_next_due(const struct edt_sched *sched)
+{
+    struct carousel *c = carousel_cast(sched);
+
+    if (!c->n_entries) {
+        return UINT64_MAX;
+    }
+    carousel_scan(c, UINT64_MAX);
+    return c->clear * c->slot_ns;
+}
+
+static size_t
+carousel_flush(struct edt_sched *sched, void **entries, size_t max)
+{
+    struct carousel *c = carousel_cast(sched);
+
+    if (!c->flushing) {
+        c->flushing = true;
+        c->flush_front = c->front;
+    }
+
+    size_t n = carousel_dequeue__(c, c->front + c->n_slots, entries, max,
+                                  false);
+    if (!c->n_entries) {
+        c->flushing = false;
+        c->front = c->flush_front;
+        c->clear = c->front;
+    }
+    return n;
+}
+
+static size_t
+carousel_count(const struct edt_sched *sched)
+{
+    return carousel_cast(sched)->n_entries;
+}
+
+static size_t
+carousel_memory_bytes(const struct edt_sched *sched)
+{
+    return sizeof(struct carousel) + carousel_cast(sched)->memory_bytes;
+}
+
+const struct edt_sched_class carousel_class = {
+    .name = "carousel",
+    .create = carousel_create,
+    .destroy = carousel_destroy,
+    .level = carousel_level,
+    .enqueue = carousel_enqueue,
+    .dequeue = carousel_dequeue,
+    .next_due = carousel_next_due,
+    .flush = carousel_flush,
+    .count = carousel_count,
+    .memory_bytes = carousel_memory_bytes,
+};
