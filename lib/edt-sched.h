@@ -150,6 +150,11 @@ bool edt_sched_type_from_name(const char *name, enum edt_sched_type *type);
  * 'config->type' does not use are not looked at. */
 const char *edt_sched_config_error(const struct edt_sched_config *config);
 
+/* Do 'a' and 'b', which are valid, describe the same scheduler, apart from
+ * 'max_entries'? */
+bool edt_sched_config_equal(const struct edt_sched_config *a,
+                            const struct edt_sched_config *b);
+
 /* Returns a new, empty scheduler whose front is 'now_ns'.  'config' must be
  * valid; it is copied.  The caller must eventually destroy the scheduler with
  * edt_sched_destroy(). */

@@ -191,7 +191,7 @@ typedef ATOMIC(struct slab *) atomic_slab_ptr;
 struct flow_shaper {
     /* Read for each batch. */
     struct shaper_config *config;
-    struct mltw *wheel;
+    struct edt_sched *sched;
     struct shaper_thread *thread;   /* NULL while detached. */
     struct flow_queue **buckets;    /* See bucket(). */
     uint32_t bucket_mask;
@@ -574,9 +574,10 @@ static inline void
 flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t edt_ns,
               uint64_t now_ns)
 {
-    if (edt_ns > now_ns && !s->releasing) {
+    if ((edt_ns > now_ns || s->config->sched.slot_by_slot)
+        && !s->releasing) {
         /* The wheel has room for all FIFOs. */
-        ovs_assert(mltw_enqueue(s->wheel, q, edt_ns, q->level));
+        ovs_assert(edt_sched_enqueue(s->sched, q, edt_ns, q->level));
         q->state = FLOW_WAITING;
     } else {
         flow_set_ready(s, q);
@@ -651,7 +652,7 @@ pace_level(const struct flow_shaper *s, const struct shaper_pace *pace)
 {
     const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
 
-    return p ? mltw_level(s->wheel, p->gap_ns) : 0;
+    return p ? edt_sched_level(s->sched, p->gap_ns) : 0;
 }
 
 static void
@@ -695,15 +696,16 @@ classes_destroy(struct shaper_class *classes, size_t n)
     free(classes);
 }
 
-/* Returns a wheel that takes all FIFOs and queues that 's' has or may have. */
-static struct mltw *
-wheel_create(const struct flow_shaper *s, uint64_t now_ns)
+/* Returns a scheduler that takes all FIFOs and queues that 's' has or may
+ * have. */
+static struct edt_sched *
+sched_create(const struct flow_shaper *s, uint64_t now_ns)
 {
-    struct mltw_config wheel = s->config->mltw;
+    struct edt_sched_config config = s->config->sched;
 
-    wheel.max_entries = MAX(s->config->max_flows, s->n_flows)
-                        + s->config->n_classes;
-    return mltw_create(&wheel, now_ns);
+    config.max_entries = MAX(s->config->max_flows, s->n_flows)
+                         + s->config->n_classes;
+    return edt_sched_create(&config, now_ns);
 }
 
 static void
@@ -730,7 +732,7 @@ flow_shaper_create(const struct shaper_config *config,
     s->config = shaper_config_ref(config);
     s->thread = thread;
     s->core_id = core_id;
-    s->wheel = wheel_create(s, now_ns);
+    s->sched = sched_create(s, now_ns);
     ovs_list_init(&s->active_classes);
     ovs_list_init(&s->idle_flows);
     buckets_init(s);
@@ -765,7 +767,7 @@ flow_shaper_destroy(struct flow_shaper *s)
             flow_purge(s, q);
         }
     }
-    mltw_destroy(s->wheel);
+    edt_sched_destroy(s->sched);
     classes_destroy(s->classes, s->n_classes);
     slabs_destroy(&s->chunk_slabs);
     slabs_destroy(&s->flow_slabs);
@@ -798,7 +800,7 @@ unschedule_all(struct flow_shaper *s)
     struct flow_queue *q;
     void *nodes[DUE_BURST];
 
-    while (mltw_flush(s->wheel, nodes, ARRAY_SIZE(nodes))) {
+    while (edt_sched_flush(s->sched, nodes, ARRAY_SIZE(nodes))) {
         continue;
     }
     for (size_t i = 0; i < s->n_classes; i++) {
@@ -816,7 +818,7 @@ reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
 {
     const uint64_t *now_ns = now_ns_;
 
-    q->level = mltw_level(s->wheel, q->gap_ns);
+    q->level = edt_sched_level(s->sched, q->gap_ns);
     if (q->n_packets) {
         flow_schedule(s, q, flow_head(q)->edt_ns, *now_ns);
     }
@@ -863,7 +865,7 @@ config_update_in_place(struct flow_shaper *s,
 {
     struct shaper_config *old = s->config;
 
-    if (memcmp(&old->mltw, &config->mltw, sizeof old->mltw)
+    if (!edt_sched_config_equal(&old->sched, &config->sched)
         || old->max_flows != config->max_flows
         || old->n_classes != config->n_classes) {
         return false;
@@ -912,8 +914,8 @@ flow_shaper_set_config(struct flow_shaper *s,
 
     unschedule_all(s);
     s->config = shaper_config_ref(config);
-    mltw_destroy(s->wheel);
-    s->wheel = wheel_create(s, now_ns);
+    edt_sched_destroy(s->sched);
+    s->sched = sched_create(s, now_ns);
 
     classes_init(s);
     for (size_t i = 0; i < s->n_classes; i++) {
@@ -1006,7 +1008,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
             /* Nothing was polled for while nothing was held. */
             void *node;
 
-            ignore(mltw_dequeue(s->wheel, now_ns, &node, 1));
+            ignore(edt_sched_dequeue(s->sched, now_ns, &node, 1));
         }
 
         shaper_thread_count(s->thread, pool, source, bytes);
@@ -1017,7 +1019,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
             class->unstamped_bytes += bytes;
         } else if (packet->md.edt.gap_ns != q->gap_ns) {
             q->gap_ns = packet->md.edt.gap_ns;
-            q->level = mltw_level(s->wheel, q->gap_ns);
+            q->level = edt_sched_level(s->sched, q->gap_ns);
         }
 
         struct held_packet *held = flow_push(s, q);
@@ -1258,7 +1260,7 @@ static size_t
 take_due(struct flow_shaper *s, uint64_t now_ns)
 {
     void *nodes[DUE_BURST];
-    size_t n = mltw_dequeue(s->wheel, now_ns, nodes, ARRAY_SIZE(nodes));
+    size_t n = edt_sched_dequeue(s->sched, now_ns, nodes, ARRAY_SIZE(nodes));
 
     for (size_t i = 0; i < n; i++) {
         struct shaper_node *node = nodes[i];
@@ -1407,8 +1409,8 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
         class->active = false;
         class->n_turns = 0;
         ovs_list_remove(&class->active_node);
-        ovs_assert(mltw_enqueue(s->wheel, &class->node, d->now_ns + wait,
-                                class->level));
+        ovs_assert(edt_sched_enqueue(s->sched, &class->node, d->now_ns + wait,
+                                     class->level));
     } else if (class->n_turns >= CLASS_TURNS) {
         class->n_turns = 0;
         ovs_list_remove(&class->active_node);
@@ -1458,13 +1460,17 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
     }
 
-    while (take_due(s, now_ns) == DUE_BURST) {
-        continue;
+    if (!s->config->sched.slot_by_slot) {
+        while (take_due(s, now_ns) == DUE_BURST) {
+            continue;
+        }
     }
     while (!d.full) {
         if (ovs_list_is_empty(&s->active_classes)) {
             s->port_backlogged = false;
-            if (!take_due(s, now_ns)) {
+            if ((s->config->sched.slot_by_slot
+                 && !dp_packet_batch_is_empty(batch))
+                || !take_due(s, now_ns)) {
                 break;
             }
             continue;
@@ -1517,7 +1523,7 @@ flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
         return UINT64_MAX;
     }
 
-    due_ns = MAX(mltw_next_due(s->wheel), now_ns);
+    due_ns = MAX(edt_sched_next_due(s->sched), now_ns);
     if (s->closing && !s->releasing) {
         due_ns = MIN(due_ns, MAX(s->release_ns, now_ns));
     }
@@ -1533,7 +1539,14 @@ flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
                    - (now_ns << EDT_TICK_SHIFT);
         }
         wait = (wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT;
-        due_ns = wait > 0 ? MIN(due_ns, now_ns + wait) : now_ns;
+        if (wait <= 0) {
+            due_ns = now_ns;
+        } else if (s->config->sched.slot_by_slot && due_ns == now_ns) {
+            /* The slots that are due wait for the port, too. */
+            due_ns = now_ns + wait;
+        } else {
+            due_ns = MIN(due_ns, now_ns + wait);
+        }
     }
     return due_ns;
 }

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "edt-meter.h"
-#include "mltw.h"
+#include "edt-sched.h"
 #include "openvswitch/list.h"
 #include "ovs-atomic.h"
 #include "shaper-flow-key.h"
@@ -38,7 +38,8 @@ struct dp_packet_batch;
  * batches made of packets of different flows (FlowBundler, INFOCOM 2023,
  * section IV).  Packets wait in FIFOs, one for each combination of the meters
  * that a packet has passed, its destination and its output queue; only the
- * head of a FIFO waits in a multi-level timing wheel ("mltw.h").
+ * head of a FIFO waits in a scheduler ("edt-sched.h"), by default a
+ * multi-level timing wheel ("mltw.h").
  *
  * Properties
  * ----------
@@ -99,7 +100,7 @@ struct shaper_class_config {
 /* Configuration of a port's shapers.  Immutable; freed with its last user. */
 struct shaper_config {
     struct ovs_refcount ref_cnt;
-    struct mltw_config mltw;
+    struct edt_sched_config sched;  /* 'max_entries' is not used. */
     uint64_t max_delay_ns;
     uint32_t max_backlog;           /* Packets per shaper. */
     uint32_t max_batch;             /* Packets per drain. */

@@ -135,7 +135,21 @@ struct fb_key {
     uint64_t def;
     bool pow2;
     const char *unit;
+    const char *const *words;       /* If not NULL, 'max' + 1 names for the
+                                     * values from 0 on. */
+    unsigned int schedulers;        /* If not 0, the types of scheduler (1 <<
+                                     * enum edt_sched_type) that it is for. */
 };
+
+#define FOR_WHEELS (1u << EDT_SCHED_MLTW)
+#define FOR_SLOTS (1u << EDT_SCHED_CAROUSEL | 1u << EDT_SCHED_EIFFEL)
+
+/* Names of enum edt_sched_type. */
+static const char *const scheduler_words[] = { "mltw", "carousel", "eiffel" };
+BUILD_ASSERT_DECL(ARRAY_SIZE(scheduler_words) == EDT_SCHED_N_TYPES);
+
+/* Names of 'slot_by_slot' of struct edt_sched_config. */
+static const char *const batching_words[] = { "all", "slot" };
 
 enum qos_key {
     QOS_MAX_RATE,
@@ -148,6 +162,9 @@ enum qos_key {
     QOS_SLOTS,
     QOS_MAX_FLOWS,
     QOS_OVERHEAD,
+    QOS_SCHEDULER,
+    QOS_SLOT_GRANULARITY,
+    QOS_SLOT_BATCHING,
     QOS_N_KEYS
 };
 
@@ -161,13 +178,20 @@ static const struct fb_key qos_keys[QOS_N_KEYS] = {
     [QOS_MAX_BATCH] = { "max-batch", NETDEV_MAX_BURST, 4096, 128, false,
                         "packets" },
     [QOS_MIN_GRANULARITY] = { "min-granularity", 1, 1 << 30, 64,
-                              true, "ns" },
+                              true, "ns", NULL, FOR_WHEELS },
     [QOS_MAX_GRANULARITY] = { "max-granularity", 1, 1 << 30, 65536,
-                              true, "ns" },
-    [QOS_WHEELS] = { "wheels", 1, 64, 32, false, "wheels" },
-    [QOS_SLOTS] = { "slots", 4, 65536, 128, true, "slots" },
+                              true, "ns", NULL, FOR_WHEELS },
+    [QOS_WHEELS] = { "wheels", 1, 64, 32, false, "wheels", NULL, FOR_WHEELS },
+    [QOS_SLOTS] = { "slots", 4, 65536, 512, true, "slots", NULL,
+                    FOR_WHEELS },
     [QOS_MAX_FLOWS] = { "max-flows", 1, 1 << 23, 131072, false, "flows" },
     [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes" },
+    [QOS_SCHEDULER] = { "scheduler", 0, ARRAY_SIZE(scheduler_words) - 1,
+                        EDT_SCHED_MLTW, false, NULL, scheduler_words },
+    [QOS_SLOT_GRANULARITY] = { "slot-granularity", 10, 1 << 30, 100,
+                               false, "ns", NULL, FOR_SLOTS },
+    [QOS_SLOT_BATCHING] = { "slot-batching", 0, 1, 1, false, NULL,
+                            batching_words, FOR_SLOTS },
 };
 
 enum queue_key {
@@ -183,6 +207,68 @@ static const struct fb_key queue_keys[QUEUE_N_KEYS] = {
                       false, "bits" },
 };
 
+/* Parses 'text' as a value of 'key' into '*value'.  Returns false if it is
+ * not one. */
+static bool
+fb_parse_value(const struct fb_key *key, const char *text, uint64_t *value)
+{
+    unsigned long long int n;
+
+    if (key->words) {
+        for (uint64_t i = 0; i <= key->max; i++) {
+            if (!strcmp(text, key->words[i])) {
+                *value = i;
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /* str_to_ullong() takes signs and wraps negative numbers. */
+    if (!text[0] || text[strspn(text, "0123456789")]
+        || !str_to_ullong(text, 10, &n) || n < key->min || n > key->max
+        || (key->pow2 && !IS_POW2(n))) {
+        return false;
+    }
+    *value = n;
+    return true;
+}
+
+/* Appends what values 'key' can have. */
+static void
+fb_put_allowed(struct ds *s, const struct fb_key *key)
+{
+    if (key->words) {
+        ds_put_cstr(s, "one of");
+        for (uint64_t i = 0; i <= key->max; i++) {
+            ds_put_format(s, "%s \"%s\"", i ? "," : "", key->words[i]);
+        }
+    } else {
+        ds_put_format(s, "a %s from %"PRIu64" to %"PRIu64" (%s)",
+                      key->pow2 ? "power of two" : "whole number",
+                      key->min, key->max, key->unit);
+    }
+}
+
+/* Checks that each key in 'details' is one for the scheduler in 'values'.
+ * Returns NULL if so, otherwise what is wrong, which the caller must free. */
+static char *
+fb_check_scheduler_keys(const struct smap *details, const uint64_t *values)
+{
+    for (size_t i = 0; i < QOS_N_KEYS; i++) {
+        const struct fb_key *key = &qos_keys[i];
+        const char *value = smap_get(details, key->name);
+
+        if (value && key->schedulers
+            && !(key->schedulers & 1u << values[QOS_SCHEDULER])) {
+            return xasprintf("QoS other_config:%s=\"%s\": must be left out "
+                             "with scheduler \"%s\"", key->name, value,
+                             scheduler_words[values[QOS_SCHEDULER]]);
+        }
+    }
+    return NULL;
+}
+
 /* Parses 'details' by 'keys' into 'values'.  Returns NULL if successful,
  * otherwise what is wrong, which the caller must free. */
 static char *
@@ -197,16 +283,9 @@ fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
 
     SMAP_FOR_EACH (node, details) {
         const struct fb_key *key = NULL;
-        unsigned long long int value;
+        struct ds s = DS_EMPTY_INITIALIZER;
         size_t i;
 
-        if (!strcmp(node->key, "scheduler") && keys == qos_keys) {
-            if (strcmp(node->value, "mltw")) {
-                return xasprintf("%s other_config:scheduler=\"%s\": must be "
-                                 "\"mltw\"", table, node->value);
-            }
-            continue;
-        }
         for (i = 0; i < n_keys; i++) {
             if (!strcmp(node->key, keys[i].name)) {
                 key = &keys[i];
@@ -214,34 +293,29 @@ fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
             }
         }
         if (!key) {
-            struct ds s = DS_EMPTY_INITIALIZER;
-
             ds_put_format(&s, "%s other_config:%s=\"%s\": unknown key, must "
                           "be one of", table, node->key, node->value);
             for (i = 0; i < n_keys; i++) {
                 ds_put_format(&s, "%s %s", i ? "," : "", keys[i].name);
             }
-            if (keys == qos_keys) {
-                ds_put_cstr(&s, ", scheduler");
-            }
             return ds_steal_cstr(&s);
         }
 
-        /* str_to_ullong() takes signs and wraps negative numbers. */
-        if (!node->value[0]
-            || node->value[strspn(node->value, "0123456789")]
-            || !str_to_ullong(node->value, 10, &value)
-            || value < key->min || value > key->max
-            || (key->pow2 && !IS_POW2(value))) {
-            return xasprintf("%s other_config:%s=\"%s\": must be a %s from "
-                             "%"PRIu64" to %"PRIu64" (%s)",
-                             table, node->key, node->value,
-                             key->pow2 ? "power of two" : "whole number",
-                             key->min, key->max, key->unit);
+        if (!fb_parse_value(key, node->value, &values[i])) {
+            ds_put_format(&s, "%s other_config:%s=\"%s\": must be ",
+                          table, node->key, node->value);
+            fb_put_allowed(&s, key);
+            return ds_steal_cstr(&s);
         }
-        values[i] = value;
     }
 
+    if (keys == qos_keys) {
+        char *error = fb_check_scheduler_keys(details, values);
+
+        if (error) {
+            return error;
+        }
+    }
     if (keys == qos_keys
         && values[QOS_MAX_GRANULARITY] < values[QOS_MIN_GRANULARITY]) {
         return xasprintf("%s other_config:max-granularity=\"%"PRIu64"\": must "
@@ -332,11 +406,15 @@ fb_publish(struct netdev_flowbundler *fb)
     fb_set_pace(&fb->port_pace, qos[QOS_MAX_RATE], 0);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->mltw = MLTW_CONFIG_DEFAULT;
-    config->mltw.n_wheels = qos[QOS_WHEELS];
-    config->mltw.n_slots = qos[QOS_SLOTS];
-    config->mltw.min_granularity_ns = qos[QOS_MIN_GRANULARITY];
-    config->mltw.max_granularity_ns = qos[QOS_MAX_GRANULARITY];
+    config->sched = EDT_SCHED_CONFIG_DEFAULT;
+    config->sched.type = qos[QOS_SCHEDULER];
+    config->sched.mltw.n_wheels = qos[QOS_WHEELS];
+    config->sched.mltw.n_slots = qos[QOS_SLOTS];
+    config->sched.mltw.min_granularity_ns = qos[QOS_MIN_GRANULARITY];
+    config->sched.mltw.max_granularity_ns = qos[QOS_MAX_GRANULARITY];
+    config->sched.slot_ns = qos[QOS_SLOT_GRANULARITY];
+    config->sched.slot_by_slot = config->sched.type != EDT_SCHED_MLTW
+                                 && qos[QOS_SLOT_BATCHING];
     config->max_delay_ns = qos[QOS_MAX_DELAY] * 1000;
     config->max_backlog = qos[QOS_MAX_BACKLOG];
     config->max_batch = qos[QOS_MAX_BATCH];
@@ -1175,9 +1253,20 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
 
         ds_put_cstr(s, "  config:");
         for (int i = 0; i < QOS_N_KEYS; i++) {
-            if (i != QOS_MAX_RATE || values[i]) {
-                ds_put_format(s, " %s=%"PRIu64, qos_keys[i].name, values[i]);
-                json_object_put(json, qos_keys[i].name,
+            const struct fb_key *key = &qos_keys[i];
+
+            if ((i == QOS_MAX_RATE && !values[i])
+                || (key->schedulers
+                    && !(key->schedulers & 1u << values[QOS_SCHEDULER]))) {
+                continue;
+            }
+            if (key->words) {
+                ds_put_format(s, " %s=%s", key->name, key->words[values[i]]);
+                json_object_put_string(json, key->name,
+                                       key->words[values[i]]);
+            } else {
+                ds_put_format(s, " %s=%"PRIu64, key->name, values[i]);
+                json_object_put(json, key->name,
                                 json_integer_create(values[i]));
             }
         }
