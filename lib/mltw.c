@@ -23,6 +23,7 @@
 #include "lazy-mem.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
+#include "slot-list.h"
 #include "util.h"
 
 /* How it works
@@ -71,17 +72,9 @@
  * slots are ordered by T; so the first time that something far is due is the
  * smallest of as many numbers as there are levels.
  *
- * Storage.  A slot with one reference is just that.  One with more is a list
- * of chunks of one cache line each from a pool; all but the last one are full.
- * A list's "cursor" is where its next reference goes, counted in pointers from
- * the start of the pool; if this is the start of a chunk, the last chunk is
- * full and another one is needed.  So the chunk itself is not read to append
- * to it, and the chunks of a slot are given back all at once.  There are no
- * empty chunks, and so the pool's size is bounded by 'max_entries'.  Far slots
- * have larger chunks from a pool of their own. */
+ * Storage.  See "slot-list.h".  Far slots have chunks from a pool of their
+ * own. */
 
-#define CHUNK_WORDS 8           /* A cache line, if pointers are 64 bits. */
-#define CHUNK_REFS (CHUNK_WORDS - 1)
 #define FAR_CHUNK_ENTRIES 15
 
 #define RING_ROWS 6             /* Rows of a ring, at most. */
@@ -93,26 +86,6 @@
 #define FAR_STEP 2              /* An entry takes every second level. */
 #define FAR_AHEAD_SHIFT 4       /* A row's horizon is at most this many far
                                  * slots long (log2). */
-
-/* Part of a slot. */
-struct chunk {
-    union {
-        uint32_t next;          /* Index of next of slot, or of free list. */
-        void *word;
-    };
-    void *refs[CHUNK_REFS];
-};
-BUILD_ASSERT_DECL(sizeof(struct chunk) == CHUNK_WORDS * sizeof(void *));
-
-/* 0 if empty, a reference if that is all, otherwise a list: the index of its
- * first chunk in the upper half, SLOT_LIST, and the cursor (see above).  Since
- * references are multiples of 8, the lowest bits tell whether this is a list
- * with room in its last chunk; the highest bit of an address is never set. */
-typedef uint64_t slot_word;
-
-#define SLOT_LIST (UINT64_C(1) << 63)
-#define SLOT_HEAD_SHIFT 32
-#define SLOT_ROOM_MASK (CHUNK_WORDS - 1)
 
 /* What finds a slot. */
 struct row {
@@ -169,7 +142,6 @@ struct mltw {
     uint32_t max_entries;
     uint64_t max_easy_edt;      /* EDTs up to this do not overflow. */
     uint64_t max_time;          /* No T is after this. */
-    struct chunk *chunks;       /* Element 0 is not used. */
     struct row *rows;           /* [top_row + 1]. */
     struct ring *rings;
 
@@ -180,10 +152,7 @@ struct mltw {
     uint64_t far_next;          /* First hop time, or UINT64_MAX. */
     uint64_t far_due;           /* First T in far slots, or UINT64_MAX. */
     uint32_t n_entries;
-    uint32_t free_chunk;        /* LIFO list, 0 if empty. */
-    uint32_t fresh_chunk;       /* First chunk that was never used. */
-    uint32_t n_taken;           /* References gone from the first chunk of the
-                                 * slot at the front. */
+    struct slot_pool pool;
 
     uint64_t first_from[65];    /* First T in this or a coarser ring. */
 
@@ -193,7 +162,6 @@ struct mltw {
     struct far_chunk *far_chunks; /* Element 0 is not used. */
     uint32_t free_far_chunk;
     uint32_t fresh_far_chunk;
-    uint32_t n_chunks;          /* Chunks in the pools. */
     uint32_t n_far_chunks;
     uint64_t far_used;          /* Bit for each far level with an entry. */
     uint64_t far_bitmap[FAR_LEVELS];
@@ -234,15 +202,6 @@ mltw_config_error(const struct mltw_config *config)
         return "max_entries must be 1 to 16777216";
     }
     return NULL;
-}
-
-/* Returns the number of chunks of 'size' elements that 'max_entries' entries
- * can take.  No chunk is empty.  All but a list's last one are full, except
- * the first one of the slot at the front, and one that is being emptied. */
-static size_t
-chunks_needed(size_t max_entries, size_t size, size_t n_lists)
-{
-    return 1 + MIN(max_entries + 1, max_entries / size + n_lists + 2);
 }
 
 struct mltw *
@@ -286,9 +245,12 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     wheel->ring_mask = ring_bits - 1;
 
     size_t n_slots = n_rows * row_slots;
-    wheel->n_chunks = chunks_needed(config->max_entries, CHUNK_REFS, n_slots);
-    wheel->n_far_chunks = chunks_needed(config->max_entries, FAR_CHUNK_ENTRIES,
-                                        FAR_LEVELS * FAR_SLOTS);
+    size_t n_nodes = slot_pool_n_nodes(config->max_entries, n_slots);
+    /* No far chunk is empty, except one that is being emptied, and all but a
+     * slot's last one are full. */
+    wheel->n_far_chunks = 1 + MIN(config->max_entries + 1,
+                                  config->max_entries / FAR_CHUNK_ENTRIES
+                                  + FAR_LEVELS * FAR_SLOTS + 1);
 
     size_t sizes[] = {
         (wheel->top_row + 1) * sizeof *wheel->rows,
@@ -297,7 +259,7 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
         n_rings * n_words * sizeof(uint64_t),
         n_rings * n_summary * sizeof(uint64_t),
         FAR_LEVELS * sizeof *wheel->far,
-        wheel->n_chunks * sizeof *wheel->chunks,
+        n_nodes * sizeof(struct slot_node),
         wheel->n_far_chunks * sizeof *wheel->far_chunks,
     };
     size_t size = 0;
@@ -315,8 +277,7 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     uint64_t *bitmap = lazy_cut(&p, sizes[3]);
     uint64_t *summary = lazy_cut(&p, sizes[4]);
     wheel->far = lazy_cut(&p, sizes[5]);
-    wheel->chunks = lazy_cut(&p, sizes[6]);
-    wheel->fresh_chunk = 1;
+    slot_pool_init(&wheel->pool, lazy_cut(&p, sizes[6]), n_nodes);
     wheel->far_chunks = lazy_cut(&p, sizes[7]);
     wheel->fresh_far_chunk = 1;
 
@@ -435,38 +396,6 @@ ring_set_first(struct mltw *wheel, struct ring *ring, uint64_t time)
     }
 }
 
-/* Puts 'entry' in another chunk, for which 'slot', which is not empty, has no
- * room. */
-static void
-slot_append_chunk(struct mltw *wheel, slot_word *slot, void *entry)
-{
-    uint32_t index = wheel->free_chunk;
-    struct chunk *chunk;
-
-    if (OVS_LIKELY(index)) {
-        chunk = &wheel->chunks[index];
-        wheel->free_chunk = chunk->next;
-    } else {
-        index = wheel->fresh_chunk++;
-        ovs_assert(index < wheel->n_chunks);
-        chunk = &wheel->chunks[index];
-    }
-
-    if (*slot & SLOT_LIST) {
-        uint32_t full = (uint32_t) *slot / CHUNK_WORDS - 1;
-
-        wheel->chunks[full].next = index;
-        chunk->refs[0] = entry;
-        *slot = (*slot >> SLOT_HEAD_SHIFT << SLOT_HEAD_SHIFT)
-                + (index * CHUNK_WORDS + 2);
-    } else {
-        chunk->refs[0] = (void *) (uintptr_t) *slot;
-        chunk->refs[1] = entry;
-        *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT)
-                + (index * CHUNK_WORDS + 3);
-    }
-}
-
 /* Appends 'entry' to the slot at 'time', which is within the horizon of
  * 'row', which is its row. */
 static inline void
@@ -474,85 +403,15 @@ row_append(struct mltw *wheel, const struct row *row, uint64_t time,
            void *entry)
 {
     slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
-    slot_word word = *slot;
 
-    if (word & SLOT_ROOM_MASK) {
-        ((void **) wheel->chunks)[(uint32_t) word] = entry;
-        *slot = word + 1;
-    } else if (!word) {
+    if (slot_append(&wheel->pool, slot, entry)) {
         struct ring *ring = row->ring;
 
-        *slot = (uintptr_t) entry;
         ring_mark(ring, ring_pos(wheel, ring, time));
         if (time < ring->first) {
             ring_set_first(wheel, ring, time);
         }
-    } else {
-        slot_append_chunk(wheel, slot, entry);
     }
-}
-
-/* Gives back the chunks from 'first' to 'last' of a list. */
-static inline void
-chunks_free(struct mltw *wheel, uint32_t first, uint32_t last)
-{
-    wheel->chunks[last].next = wheel->free_chunk;
-    wheel->free_chunk = first;
-}
-
-/* Moves up to 'max' entries, at least 1, from 'slot', which is a list, to
- * 'entries', and returns their number. */
-static inline size_t
-slot_take(struct mltw *wheel, slot_word *slot, void **entries, size_t max)
-{
-    uint32_t head = (*slot - SLOT_LIST) >> SLOT_HEAD_SHIFT;
-    uint32_t cursor = *slot;
-    uint32_t last = (cursor - 1) / CHUNK_WORDS;
-    uint32_t n_last = (cursor - 1) % CHUNK_WORDS;
-    uint32_t begin = wheel->n_taken;
-    uint32_t index = head;
-    uint32_t done = 0;
-    size_t n = 0;
-
-    for (;;) {
-        struct chunk *chunk = &wheel->chunks[index];
-        size_t n_refs = (index == last ? n_last : CHUNK_REFS) - begin;
-        size_t n_copy = n_refs;
-
-        if (OVS_LIKELY(max - n >= CHUNK_REFS && !begin)) {
-            /* A copy of constant size is faster than one of the right size. */
-            OVS_PREFETCH(&wheel->chunks[chunk->next]);
-            memcpy(&entries[n], chunk->refs, sizeof chunk->refs);
-        } else {
-            n_copy = MIN(n_refs, max - n);
-            memcpy(&entries[n], &chunk->refs[begin],
-                   n_copy * sizeof *entries);
-        }
-        for (size_t i = 0; i < n_copy; i++) {
-            OVS_PREFETCH(entries[n + i]);
-        }
-        n += n_copy;
-
-        if (OVS_UNLIKELY(n_copy < n_refs)) {
-            if (done) {
-                chunks_free(wheel, head, done);
-            }
-            *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT) + cursor;
-            wheel->n_taken = begin + n_copy;
-            return n;
-        }
-        if (index == last) {
-            break;
-        }
-        done = index;
-        index = chunk->next;
-        begin = 0;
-    }
-
-    chunks_free(wheel, head, last);
-    *slot = 0;
-    wheel->n_taken = 0;
-    return n;
 }
 
 /* Moves up to 'max' entries, at least 1, from the slots of 'ring', which has
@@ -581,16 +440,9 @@ ring_take(struct mltw *wheel, struct ring *ring, uint64_t limit,
         slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
 
         n_slots++;
-        if (!(*slot & SLOT_LIST)) {
-            entries[n] = (void *) (uintptr_t) *slot;
-            OVS_PREFETCH(entries[n]);
-            *slot = 0;
-            n++;
-        } else {
-            n += slot_take(wheel, slot, &entries[n], max - n);
-            if (OVS_UNLIKELY(*slot)) {
-                break;
-            }
+        n += slot_take(&wheel->pool, slot, &entries[n], max - n);
+        if (OVS_UNLIKELY(*slot)) {
+            break;
         }
         bits = zero_rightmost_1bit(bits);
         if (!bits || n >= max) {
