@@ -72,9 +72,16 @@
  * slots are ordered by T; so the first time that something far is due is the
  * smallest of as many numbers as there are levels.
  *
+ * Few entries.  As long as a wheel holds no more than FEW entries, they are in
+ * a small array that is sorted by T, which is cheaper than any wheel, and
+ * usual: a port that has a handful of flows and only the head of each in its
+ * wheel.  All are placed when there is one too many, and the array is used
+ * again when nothing is left.
+ *
  * Storage.  See "slot-list.h".  Far slots have chunks from a pool of their
  * own. */
 
+#define FEW 16                  /* Entries that are kept in an array. */
 #define FAR_CHUNK_ENTRIES 15
 
 #define RING_ROWS 6             /* Rows of a ring, at most. */
@@ -106,7 +113,10 @@ struct ring {
     unsigned int shift;         /* log2 of the ns between bits. */
 };
 
-/* An entry past the horizon. */
+/* What need not be fast must not slow down what must. */
+#define NO_INLINE __attribute__((__noinline__))
+
+/* An entry past the horizon, or one of few. */
 struct far_entry {
     uint64_t time;              /* T. */
     void *entry;
@@ -148,11 +158,20 @@ struct mltw {
     /* Written for each call or entry. */
     OVS_ALIGNED_VAR(CACHE_LINE_SIZE)
     uint64_t front;
-    uint64_t near_next;         /* First T in the rows, or UINT64_MAX. */
+    uint64_t near_next;         /* First T in the rows or of few, or
+                                 * UINT64_MAX. */
     uint64_t far_next;          /* First hop time, or UINT64_MAX. */
     uint64_t far_due;           /* First T in far slots, or UINT64_MAX. */
     uint32_t n_entries;
+    bool few;                   /* Are all entries in 'few_entries'? */
+    uint8_t few_head;           /* Index of the first one... */
+    uint8_t few_end;            /* ...and after the last one. */
+    uint8_t max_few;            /* FEW. */
     struct slot_pool pool;
+
+    /* Twice as many as there are at a time, so that they seldom need to be
+     * moved to the start. */
+    struct far_entry few_entries[2 * FEW];
 
     uint64_t first_from[65];    /* First T in this or a coarser ring. */
 
@@ -305,6 +324,8 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     }
 
     wheel->front = MIN(now_ns >> min_shift << min_shift, wheel->max_time);
+    wheel->few = true;
+    wheel->max_few = FEW;
     wheel->near_next = UINT64_MAX;
     wheel->far_next = UINT64_MAX;
     wheel->far_due = UINT64_MAX;
@@ -322,6 +343,14 @@ mltw_destroy(struct mltw *wheel)
         lazy_free(wheel->memory, wheel->memory_bytes);
         free_cacheline(wheel);
     }
+}
+
+void
+mltw_disable_few__(struct mltw *wheel)
+{
+    ovs_assert(!wheel->n_entries);
+    wheel->few = false;
+    wheel->max_few = 0;
 }
 
 /* Rows. */
@@ -585,7 +614,7 @@ place_far(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
 
 /* Puts 'entry' in its place for slot time 'time', which is not before the
  * front. */
-static inline void
+static inline void ALWAYS_INLINE
 place(struct mltw *wheel, uint64_t time, void *entry)
 {
     unsigned int row_no = time_to_row(wheel, time);
@@ -688,6 +717,90 @@ far_hop(struct mltw *wheel)
     }
 }
 
+/* Few entries. */
+
+/* Does what place() does, where this need not be fast. */
+static void NO_INLINE
+place_seldom(struct mltw *wheel, uint64_t time, void *entry)
+{
+    place(wheel, time, entry);
+}
+
+/* Places all entries, and 'entry' with slot time 'time', since they are not
+ * few any more. */
+static bool
+few_end(struct mltw *wheel, uint64_t time, void *entry)
+{
+    unsigned int end = wheel->few_end;
+
+    wheel->few = false;
+    wheel->few_end = 0;
+    wheel->near_next = UINT64_MAX;
+    for (unsigned int i = wheel->few_head; i < end; i++) {
+        place_seldom(wheel, wheel->few_entries[i].time,
+                     wheel->few_entries[i].entry);
+    }
+    wheel->few_head = 0;
+    place_seldom(wheel, time, entry);
+    return true;
+}
+
+/* Does what place() does as long as entries, with this one, are few.  (Returns
+ * true, so that mltw_enqueue() can end with a call of this, and need not save
+ * registers for it.) */
+static bool NO_INLINE
+few_place(struct mltw *wheel, uint64_t time, void *entry)
+{
+    struct far_entry *entries = wheel->few_entries;
+    unsigned int i = wheel->few_end;
+
+    if (OVS_UNLIKELY(wheel->n_entries > wheel->max_few)) {
+        return few_end(wheel, time, entry);
+    }
+    if (OVS_UNLIKELY(i == ARRAY_SIZE(wheel->few_entries))) {
+        i -= wheel->few_head;
+        memmove(entries, &entries[wheel->few_head], i * sizeof *entries);
+        wheel->few_head = 0;
+    }
+    wheel->few_end = i + 1;
+    for (; i > wheel->few_head && entries[i - 1].time > time; i--) {
+        entries[i] = entries[i - 1];
+    }
+    entries[i] = (struct far_entry) { time, entry };
+    wheel->near_next = MIN(wheel->near_next, time);
+    return true;
+}
+
+/* Does what dequeue__() does when entries are few. */
+static size_t
+few_dequeue(struct mltw *wheel, uint64_t now, void **entries, size_t max)
+{
+    const struct far_entry *few = wheel->few_entries;
+    unsigned int i = wheel->few_head;
+    uint64_t time = 0;
+    size_t n = 0;
+
+    for (; i < wheel->few_end && few[i].time <= now && n < max; i++) {
+        entries[n] = few[i].entry;
+        OVS_PREFETCH(entries[n]);
+        n++;
+        wheel->stats.n_slots_visited += n == 1 || few[i].time != time;
+        time = few[i].time;
+    }
+    if (i == wheel->few_end) {
+        wheel->few_head = wheel->few_end = 0;
+        wheel->near_next = UINT64_MAX;
+        time = now;
+    } else {
+        wheel->few_head = i;
+        wheel->near_next = few[i].time;
+        time = few[i].time > now ? now : time;
+    }
+    wheel->front = MAX(wheel->front, time);
+    wheel->n_entries -= n;
+    return n;
+}
+
 /* The public functions that hold and give out entries. */
 
 bool
@@ -708,7 +821,11 @@ mltw_enqueue(struct mltw *wheel, void *entry, uint64_t edt_ns,
         /* 'time' may have wrapped. */
         time = time >= edt_ns ? MIN(time, wheel->max_time) : wheel->max_time;
     }
-    place(wheel, MAX(time, wheel->front), entry);
+    time = MAX(time, wheel->front);
+    if (wheel->few) {
+        return few_place(wheel, time, entry);
+    }
+    place(wheel, time, entry);
     return true;
 }
 
@@ -732,6 +849,7 @@ dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
         }
     }
     wheel->n_entries -= n;
+    wheel->few = !wheel->n_entries && wheel->max_few;
     return n;
 }
 
@@ -747,7 +865,8 @@ mltw_dequeue(struct mltw *wheel, uint64_t now_ns,
         wheel->front = MAX(wheel->front, now);
         return 0;
     }
-    return dequeue__(wheel, now, entries, max_entries);
+    return (wheel->few ? few_dequeue(wheel, now, entries, max_entries)
+            : dequeue__(wheel, now, entries, max_entries));
 }
 
 uint64_t
@@ -764,7 +883,9 @@ mltw_flush(struct mltw *wheel, void **entries, size_t max_entries)
         wheel->flush_front = wheel->front;
     }
 
-    size_t n = dequeue__(wheel, wheel->max_time, entries, max_entries);
+    size_t n = (wheel->few ? few_dequeue(wheel, wheel->max_time, entries,
+                                         max_entries)
+                : dequeue__(wheel, wheel->max_time, entries, max_entries));
     if (!wheel->n_entries) {
         wheel->flushing = false;
         wheel->front = wheel->flush_front;
