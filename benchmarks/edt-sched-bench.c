@@ -336,8 +336,8 @@ choose_gaps(struct sender *senders, unsigned int n)
 static void
 prefault(struct run *run, uint64_t until_ns)
 {
-    /* Two pages of slots of 4 bytes are at least this long. */
-    uint64_t step = PAGE_BYTES / 4 * (run->subject->slot_ns
+    /* A page of slots of 8 bytes. */
+    uint64_t step = PAGE_BYTES / 8 * (run->subject->slot_ns
                                       ? run->subject->slot_ns : 1000);
     uint64_t edt_ns = run->now_ns;
 

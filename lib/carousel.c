@@ -18,8 +18,6 @@
 
 #include "carousel.h"
 
-#include <string.h>
-
 #include "lazy-mem.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
@@ -31,7 +29,7 @@
  * an empty wheel may go on from where it stands, by a constant. */
 
 /* Slots looked at at once. */
-#define SCAN_SLOTS 16
+#define SCAN_SLOTS 8
 
 struct carousel {
     struct edt_sched sched;
@@ -41,7 +39,7 @@ struct carousel {
     uint32_t max_entries;
     uint64_t slot_ns;
     struct slot_scale scale;
-    slot_list *slots;
+    slot_word *slots;
     bool slot_by_slot;
     bool drop_beyond_horizon;
 
@@ -92,7 +90,8 @@ carousel_create(const struct edt_sched_config *config, uint64_t now_ns)
 
     char *p = c->memory;
     c->slots = lazy_cut(&p, slots_size);
-    slot_pool_init(&c->pool, lazy_cut(&p, n_nodes * sizeof(struct slot_node)));
+    slot_pool_init(&c->pool, lazy_cut(&p, n_nodes * sizeof(struct slot_node)),
+                   n_nodes);
 
     c->front = slot_scale_floor(&c->scale, MIN(now_ns, INT64_MAX));
     c->clear = c->front;
@@ -147,14 +146,14 @@ carousel_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
     }
     c->clear = MIN(c->clear, c->front + offset);
     c->n_entries++;
-    slot_list_append(&c->pool, &c->slots[carousel_index(c, offset)], entry);
+    slot_append(&c->pool, &c->slots[carousel_index(c, offset)], entry);
     return true;
 }
 
 /* Returns the index of the first occupied slot of those with indexes 'begin'
  * to 'end', not including the latter, or 'end' if there is none. */
 static inline uint32_t
-carousel_scan_range(const slot_list *slots, uint32_t begin, uint32_t end)
+carousel_scan_range(const slot_word *slots, uint32_t begin, uint32_t end)
 {
     for (; begin < end && begin % SCAN_SLOTS; begin++) {
         if (slots[begin]) {
@@ -162,11 +161,9 @@ carousel_scan_range(const slot_list *slots, uint32_t begin, uint32_t end)
         }
     }
     for (; begin < end; begin += SCAN_SLOTS) {
-        uint64_t words[SCAN_SLOTS * sizeof *slots / sizeof(uint64_t)];
+        const slot_word *s = &slots[begin];
 
-        memcpy(words, &slots[begin], sizeof words);
-        if ((words[0] | words[1] | words[2] | words[3])
-            | (words[4] | words[5] | words[6] | words[7])) {
+        if ((s[0] | s[1] | s[2] | s[3]) | (s[4] | s[5] | s[6] | s[7])) {
             while (!slots[begin]) {
                 begin++;
             }
@@ -174,24 +171,6 @@ carousel_scan_range(const slot_list *slots, uint32_t begin, uint32_t end)
         }
     }
     return end;
-}
-
-/* Moves 'c->clear' to the first occupied slot, or to 'end' if that comes
- * first.  There must be an entry, and 'end' must not be before 'c->clear'. */
-static inline void
-carousel_scan(struct carousel *c, uint64_t end)
-{
-    uint32_t offset = c->clear - c->front;
-    uint32_t n = MIN(end - c->clear, c->n_slots - offset);
-    uint32_t begin = carousel_index(c, offset);
-    uint32_t n_before_wrap = MIN(n, c->n_slots - begin);
-    uint32_t found = carousel_scan_range(c->slots, begin,
-                                         begin + n_before_wrap) - begin;
-
-    if (found == n_before_wrap && n > n_before_wrap) {
-        found += carousel_scan_range(c->slots, 0, n - n_before_wrap);
-    }
-    c->clear += found;
 }
 
 /* Moves the front to slot 'number', which is not before it. */
@@ -207,36 +186,84 @@ carousel_advance(struct carousel *c, uint64_t number)
     c->front = number;
 }
 
+/* A scan from 'c->clear' on. */
+struct scan {
+    uint32_t index;             /* Where it is. */
+    uint32_t end;               /* Index after the last one to look at... */
+    uint32_t rest;              /* ...and how many there are from 0 on. */
+    uint64_t base;              /* Slot number that belongs to index 0. */
+};
+
+/* Begins a scan of slots up to number 'last', which is not before
+ * 'c->clear'. */
+static inline void
+scan_init(const struct carousel *c, struct scan *scan, uint64_t last)
+{
+    uint32_t offset = c->clear - c->front;
+    uint64_t n = MIN(last - c->clear + 1, c->n_slots - offset);
+
+    scan->index = carousel_index(c, offset);
+    scan->end = MIN(scan->index + n, c->n_slots);
+    scan->rest = n - (scan->end - scan->index);
+    scan->base = c->clear - scan->index;
+}
+
+/* Goes to the next occupied slot and returns true, or returns false if there
+ * is none. */
+static inline bool
+scan_next(const struct carousel *c, struct scan *scan)
+{
+    for (;;) {
+        scan->index = carousel_scan_range(c->slots, scan->index, scan->end);
+        if (OVS_LIKELY(scan->index < scan->end)) {
+            return true;
+        } else if (!scan->rest) {
+            return false;
+        }
+        scan->base += c->n_slots;
+        scan->index = 0;
+        scan->end = scan->rest;
+        scan->rest = 0;
+    }
+}
+
 static inline size_t
 carousel_dequeue__(struct carousel *c, uint64_t now, void **entries,
                    size_t max, bool slot_by_slot)
 {
+    uint32_t n_entries = c->n_entries;
+    struct scan scan;
     size_t n = 0;
 
-    while (n < max) {
-        if (c->n_entries && c->clear <= now) {
-            carousel_scan(c, now + 1);
+    if (!n_entries || c->clear > now || !max) {
+        if (now > c->front && max) {
+            carousel_advance(c, now);
         }
-        if (!c->n_entries || c->clear > now) {
-            if (now > c->front) {
-                carousel_advance(c, now);
-            }
-            break;
-        }
-
-        slot_list *slot;
-        size_t n_taken;
-
-        carousel_advance(c, c->clear);
-        slot = &c->slots[c->front_index];
-        n_taken = slot_list_take(&c->pool, slot, &entries[n], max - n);
-        n += n_taken;
-        c->n_entries -= n_taken;
-        c->clear += !*slot;
-        if (slot_by_slot) {
-            break;
-        }
+        return 0;
     }
+
+    scan_init(c, &scan, now);
+    while (scan_next(c, &scan)) {
+        slot_word *slot = &c->slots[scan.index];
+
+        n += slot_take(&c->pool, slot, &entries[n], max - n);
+        if (n == max || slot_by_slot) {
+            uint64_t number = scan.base + scan.index;
+
+            c->clear = number + !*slot;
+            c->front = number;
+            c->front_index = scan.index;
+            c->n_entries = n_entries - n;
+            return n;
+        }
+        if (n == n_entries) {
+            break;
+        }
+        scan.index++;
+    }
+    c->n_entries = n_entries - n;
+    c->clear = now + 1;
+    carousel_advance(c, now);
     return n;
 }
 
@@ -258,7 +285,11 @@ carousel_next_due(const struct edt_sched *sched)
     if (!c->n_entries) {
         return UINT64_MAX;
     }
-    carousel_scan(c, UINT64_MAX);
+
+    struct scan scan;
+    scan_init(c, &scan, c->front + c->n_slots - 1);
+    ovs_assert(scan_next(c, &scan));
+    c->clear = scan.base + scan.index;
     return c->clear * c->slot_ns;
 }
 

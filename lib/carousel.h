@@ -30,7 +30,7 @@
  *  * Cost: carousel_class.enqueue() is O(1).  dequeue() looks at each slot
  *    between the front and 'now_ns', whether there is anything in it or not,
  *    since that is what algorithm 1 does: after a pause of 1 s, with slots
- *    100 ns apart, at 10 million of them.  (It looks at 16 at once, and when
+ *    100 ns apart, at 10 million of them.  (It looks at 8 at once, and when
  *    nothing is held at none.)
  *
  *  * next_due() looks at each slot up to the first one that is occupied, once:
@@ -41,9 +41,9 @@
  *    leaves early, or is refused ('drop_beyond_horizon').  These are the
  *    paper's two options.
  *
- *  * Memory: 4 bytes a slot, all of which the wheel touches in the course of
+ *  * Memory: 8 bytes a slot, all of which the wheel touches in the course of
  *    'horizon_ns' if it is in constant use, and 64 bytes for each 7 entries of
- *    a slot.
+ *    a slot that has more than one.
  *
  * Differences from algorithm 1: it rounds EDTs down, so that entries leave up
  * to 'slot_ns' early; here they are rounded up, as everywhere in this project.

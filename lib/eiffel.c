@@ -32,7 +32,7 @@
 
 /* An array of buckets. */
 struct half {
-    slot_list *buckets;
+    slot_word *buckets;
     uint64_t *bitmaps[MAX_LEVELS]; /* [0] has a bit for each bucket, [i] one
                                     * for each word of [i - 1]. */
 };
@@ -85,7 +85,7 @@ eiffel_cast(const struct edt_sched *sched)
 static size_t
 half_size(size_t n, unsigned int top)
 {
-    size_t size = ROUND_UP(n * sizeof(slot_list), CACHE_LINE_SIZE);
+    size_t size = ROUND_UP(n * sizeof(slot_word), CACHE_LINE_SIZE);
 
     for (unsigned int i = 0; i <= top; i++) {
         n = DIV_ROUND_UP(n, 64);
@@ -136,7 +136,7 @@ eiffel_create(const struct edt_sched_config *config, uint64_t now_ns)
     for (size_t i = 0; i < ARRAY_SIZE(e->halves); i++) {
         half_init(&e->halves[i], n_slots, e->top, &p);
     }
-    slot_pool_init(&e->pool, lazy_cut(&p, nodes_size));
+    slot_pool_init(&e->pool, lazy_cut(&p, nodes_size), n_nodes);
     e->beyond = lazy_cut(&p, beyond_size);
     e->first_beyond = UINT64_MAX;
 
@@ -180,34 +180,28 @@ half_mark(struct half *half, unsigned int top, uint32_t i)
     }
 }
 
-/* Marks bucket 'i', the first one that was occupied, as empty, sets '*next' to
- * the first one that is occupied now, and returns true, or returns false if
- * there is none. */
-static inline bool
-half_unmark_first(struct half *half, unsigned int top, uint32_t i,
-                  uint32_t *next)
+/* Finds the first bucket that is occupied after word 'i' of the first bitmap,
+ * the first one that was not 0, has become 0.  Returns true and sets '*next',
+ * or returns false if there is none. */
+static bool
+half_next_word(struct half *half, unsigned int top, uint32_t i, uint32_t *next)
 {
-    unsigned int level = 0;
-
-    for (;;) {
+    for (unsigned int level = 1; level <= top; level++) {
         uint64_t *word = &half->bitmaps[level][i / 64];
 
         *word &= ~(UINT64_C(1) << (i % 64));
         i /= 64;
         if (*word) {
             i = i * 64 + raw_ctz(*word);
-            break;
-        } else if (level == top) {
-            return false;
+            while (level) {
+                level--;
+                i = i * 64 + raw_ctz(half->bitmaps[level][i]);
+            }
+            *next = i;
+            return true;
         }
-        level++;
     }
-    while (level) {
-        level--;
-        i = i * 64 + raw_ctz(half->bitmaps[level][i]);
-    }
-    *next = i;
-    return true;
+    return false;
 }
 
 static inline bool
@@ -238,7 +232,7 @@ eiffel_put(struct eiffel *e, uint32_t i, void *entry)
     struct half *half = &e->halves[e->primary ^ secondary];
 
     i -= secondary ? e->n_slots : 0;
-    if (slot_list_append(&e->pool, &half->buckets[i], entry)) {
+    if (slot_append(&e->pool, &half->buckets[i], entry)) {
         half_mark(half, e->top, i);
     }
 }
@@ -287,22 +281,55 @@ eiffel_advance(struct eiffel *e, uint64_t number)
     }
 }
 
-/* Sets 'e->first' after the first bucket, which is number 'i' in the primary,
- * has become empty. */
-static inline void
-eiffel_next(struct eiffel *e, uint32_t i)
+/* Moves up to 'max' entries, at least 1, from the first bucket and those after
+ * it that are at slot number 'limit' or before, of which the first one is, and
+ * in the same word of the bitmap, to 'entries', and returns their number. */
+static inline size_t
+eiffel_take(struct eiffel *e, uint64_t limit, void **entries, size_t max)
 {
-    struct half *primary = &e->halves[e->primary];
-    const struct half *secondary = &e->halves[!e->primary];
-    uint32_t next;
+    eiffel_advance(e, e->first);
 
-    if (OVS_LIKELY(half_unmark_first(primary, e->top, i, &next))) {
-        e->first = e->base + next;
-    } else if (!half_is_empty(secondary, e->top)) {
-        e->first = e->base + e->n_slots + half_first(secondary, e->top);
-    } else {
-        e->first = e->first_beyond;
+    struct half *half = &e->halves[e->primary];
+    uint32_t i = (e->front - e->base) / 64;
+    uint64_t *word = &half->bitmaps[0][i];
+    uint64_t bits = *word;      /* All buckets before the front are empty. */
+    uint64_t word_number = e->base + i * 64;
+    uint64_t number = e->front;
+    size_t n = 0;
+
+    for (;;) {
+        slot_word *bucket = &half->buckets[number - e->base];
+
+        n += slot_take(&e->pool, bucket, &entries[n], max - n);
+        if (OVS_UNLIKELY(*bucket)) {
+            break;
+        }
+        bits = zero_rightmost_1bit(bits);
+        if (!bits || n >= max) {
+            break;
+        }
+
+        uint64_t next = word_number + raw_ctz(bits);
+        if (next > limit) {
+            break;
+        }
+        number = next;
     }
+    e->front = number;
+    *word = bits;
+
+    uint32_t next;
+    if (OVS_LIKELY(bits)) {
+        e->first = word_number + raw_ctz(bits);
+    } else if (OVS_LIKELY(half_next_word(half, e->top, i, &next))) {
+        e->first = e->base + next;
+    } else {
+        const struct half *secondary = &e->halves[!e->primary];
+
+        e->first = (half_is_empty(secondary, e->top) ? e->first_beyond
+                    : e->base + e->n_slots + half_first(secondary, e->top));
+    }
+    return n;
 }
 
 /* The functions of the class that hold and give out entries. */
@@ -354,16 +381,8 @@ eiffel_dequeue__(struct eiffel *e, uint64_t now, void **entries, size_t max,
             break;
         }
 
-        slot_list *bucket;
-        uint32_t i;
-
-        eiffel_advance(e, e->first);
-        i = e->front - e->base;
-        bucket = &e->halves[e->primary].buckets[i];
-        n += slot_list_take(&e->pool, bucket, &entries[n], max - n);
-        if (OVS_LIKELY(!*bucket)) {
-            eiffel_next(e, i);
-        }
+        n += eiffel_take(e, slot_by_slot ? e->first : now, &entries[n],
+                         max - n);
         if (slot_by_slot) {
             break;
         }

@@ -40,10 +40,10 @@
  *    early nor late.  With 'drop_beyond_horizon' an entry is refused that is
  *    more than 'horizon_ns' ahead of the front, as it is by "carousel.h".
  *
- *  * Memory: 4 bytes and 1/63 bit more than 1 a bucket, hence twice what
- *    Carousel's wheel takes for the same horizon, all of which is touched in
- *    the course of twice 'horizon_ns' in constant use; 64 bytes for each 7
- *    entries of a bucket; 16 for each of the most entries beyond.
+ *  * Memory: 8 bytes and a little more than a bit for each bucket, hence twice
+ *    what Carousel's wheel takes for the same horizon, all of which is touched
+ *    in the course of twice 'horizon_ns' in constant use; 64 bytes for each 7
+ *    entries of a bucket that has more than one; 16 for each entry beyond.
  *
  * Differences from the paper's: EDTs are rounded up, not down, so nothing is
  * early.  What is beyond the ranges keeps its EDT, apart from the buckets, and

@@ -23,6 +23,7 @@
 #include "lazy-mem.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
+#include "slot-list.h"
 #include "util.h"
 
 /* How it works
@@ -71,17 +72,16 @@
  * slots are ordered by T; so the first time that something far is due is the
  * smallest of as many numbers as there are levels.
  *
- * Storage.  A slot with one reference is just that.  One with more is a list
- * of chunks of one cache line each from a pool; all but the last one are full.
- * A list's "cursor" is where its next reference goes, counted in pointers from
- * the start of the pool; if this is the start of a chunk, the last chunk is
- * full and another one is needed.  So the chunk itself is not read to append
- * to it, and the chunks of a slot are given back all at once.  There are no
- * empty chunks, and so the pool's size is bounded by 'max_entries'.  Far slots
- * have larger chunks from a pool of their own. */
+ * Few entries.  As long as a wheel holds no more than FEW entries, they are in
+ * a small array that is sorted by T, which is cheaper than any wheel, and
+ * usual: a port that has a handful of flows and only the head of each in its
+ * wheel.  All are placed when there is one too many, and the array is used
+ * again when nothing is left.
+ *
+ * Storage.  See "slot-list.h".  Far slots have chunks from a pool of their
+ * own. */
 
-#define CHUNK_WORDS 8           /* A cache line, if pointers are 64 bits. */
-#define CHUNK_REFS (CHUNK_WORDS - 1)
+#define FEW 16                  /* Entries that are kept in an array. */
 #define FAR_CHUNK_ENTRIES 15
 
 #define RING_ROWS 6             /* Rows of a ring, at most. */
@@ -93,26 +93,6 @@
 #define FAR_STEP 2              /* An entry takes every second level. */
 #define FAR_AHEAD_SHIFT 4       /* A row's horizon is at most this many far
                                  * slots long (log2). */
-
-/* Part of a slot. */
-struct chunk {
-    union {
-        uint32_t next;          /* Index of next of slot, or of free list. */
-        void *word;
-    };
-    void *refs[CHUNK_REFS];
-};
-BUILD_ASSERT_DECL(sizeof(struct chunk) == CHUNK_WORDS * sizeof(void *));
-
-/* 0 if empty, a reference if that is all, otherwise a list: the index of its
- * first chunk in the upper half, SLOT_LIST, and the cursor (see above).  Since
- * references are multiples of 8, the lowest bits tell whether this is a list
- * with room in its last chunk; the highest bit of an address is never set. */
-typedef uint64_t slot_word;
-
-#define SLOT_LIST (UINT64_C(1) << 63)
-#define SLOT_HEAD_SHIFT 32
-#define SLOT_ROOM_MASK (CHUNK_WORDS - 1)
 
 /* What finds a slot. */
 struct row {
@@ -133,7 +113,10 @@ struct ring {
     unsigned int shift;         /* log2 of the ns between bits. */
 };
 
-/* An entry past the horizon. */
+/* What need not be fast must not slow down what must. */
+#define NO_INLINE __attribute__((__noinline__))
+
+/* An entry past the horizon, or one of few. */
 struct far_entry {
     uint64_t time;              /* T. */
     void *entry;
@@ -169,21 +152,26 @@ struct mltw {
     uint32_t max_entries;
     uint64_t max_easy_edt;      /* EDTs up to this do not overflow. */
     uint64_t max_time;          /* No T is after this. */
-    struct chunk *chunks;       /* Element 0 is not used. */
     struct row *rows;           /* [top_row + 1]. */
     struct ring *rings;
 
     /* Written for each call or entry. */
     OVS_ALIGNED_VAR(CACHE_LINE_SIZE)
     uint64_t front;
-    uint64_t near_next;         /* First T in the rows, or UINT64_MAX. */
+    uint64_t near_next;         /* First T in the rows or of few, or
+                                 * UINT64_MAX. */
     uint64_t far_next;          /* First hop time, or UINT64_MAX. */
     uint64_t far_due;           /* First T in far slots, or UINT64_MAX. */
     uint32_t n_entries;
-    uint32_t free_chunk;        /* LIFO list, 0 if empty. */
-    uint32_t fresh_chunk;       /* First chunk that was never used. */
-    uint32_t n_taken;           /* References gone from the first chunk of the
-                                 * slot at the front. */
+    bool few;                   /* Are all entries in 'few_entries'? */
+    uint8_t few_head;           /* Index of the first one... */
+    uint8_t few_end;            /* ...and after the last one. */
+    uint8_t max_few;            /* FEW. */
+    struct slot_pool pool;
+
+    /* Twice as many as there are at a time, so that they seldom need to be
+     * moved to the start. */
+    struct far_entry few_entries[2 * FEW];
 
     uint64_t first_from[65];    /* First T in this or a coarser ring. */
 
@@ -193,7 +181,6 @@ struct mltw {
     struct far_chunk *far_chunks; /* Element 0 is not used. */
     uint32_t free_far_chunk;
     uint32_t fresh_far_chunk;
-    uint32_t n_chunks;          /* Chunks in the pools. */
     uint32_t n_far_chunks;
     uint64_t far_used;          /* Bit for each far level with an entry. */
     uint64_t far_bitmap[FAR_LEVELS];
@@ -234,15 +221,6 @@ mltw_config_error(const struct mltw_config *config)
         return "max_entries must be 1 to 16777216";
     }
     return NULL;
-}
-
-/* Returns the number of chunks of 'size' elements that 'max_entries' entries
- * can take.  No chunk is empty.  All but a list's last one are full, except
- * the first one of the slot at the front, and one that is being emptied. */
-static size_t
-chunks_needed(size_t max_entries, size_t size, size_t n_lists)
-{
-    return 1 + MIN(max_entries + 1, max_entries / size + n_lists + 2);
 }
 
 struct mltw *
@@ -286,9 +264,12 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     wheel->ring_mask = ring_bits - 1;
 
     size_t n_slots = n_rows * row_slots;
-    wheel->n_chunks = chunks_needed(config->max_entries, CHUNK_REFS, n_slots);
-    wheel->n_far_chunks = chunks_needed(config->max_entries, FAR_CHUNK_ENTRIES,
-                                        FAR_LEVELS * FAR_SLOTS);
+    size_t n_nodes = slot_pool_n_nodes(config->max_entries, n_slots);
+    /* No far chunk is empty, except one that is being emptied, and all but a
+     * slot's last one are full. */
+    wheel->n_far_chunks = 1 + MIN(config->max_entries + 1,
+                                  config->max_entries / FAR_CHUNK_ENTRIES
+                                  + FAR_LEVELS * FAR_SLOTS + 1);
 
     size_t sizes[] = {
         (wheel->top_row + 1) * sizeof *wheel->rows,
@@ -297,7 +278,7 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
         n_rings * n_words * sizeof(uint64_t),
         n_rings * n_summary * sizeof(uint64_t),
         FAR_LEVELS * sizeof *wheel->far,
-        wheel->n_chunks * sizeof *wheel->chunks,
+        n_nodes * sizeof(struct slot_node),
         wheel->n_far_chunks * sizeof *wheel->far_chunks,
     };
     size_t size = 0;
@@ -315,8 +296,7 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     uint64_t *bitmap = lazy_cut(&p, sizes[3]);
     uint64_t *summary = lazy_cut(&p, sizes[4]);
     wheel->far = lazy_cut(&p, sizes[5]);
-    wheel->chunks = lazy_cut(&p, sizes[6]);
-    wheel->fresh_chunk = 1;
+    slot_pool_init(&wheel->pool, lazy_cut(&p, sizes[6]), n_nodes);
     wheel->far_chunks = lazy_cut(&p, sizes[7]);
     wheel->fresh_far_chunk = 1;
 
@@ -344,6 +324,8 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     }
 
     wheel->front = MIN(now_ns >> min_shift << min_shift, wheel->max_time);
+    wheel->few = true;
+    wheel->max_few = FEW;
     wheel->near_next = UINT64_MAX;
     wheel->far_next = UINT64_MAX;
     wheel->far_due = UINT64_MAX;
@@ -361,6 +343,14 @@ mltw_destroy(struct mltw *wheel)
         lazy_free(wheel->memory, wheel->memory_bytes);
         free_cacheline(wheel);
     }
+}
+
+void
+mltw_disable_few__(struct mltw *wheel)
+{
+    ovs_assert(!wheel->n_entries);
+    wheel->few = false;
+    wheel->max_few = 0;
 }
 
 /* Rows. */
@@ -435,38 +425,6 @@ ring_set_first(struct mltw *wheel, struct ring *ring, uint64_t time)
     }
 }
 
-/* Puts 'entry' in another chunk, for which 'slot', which is not empty, has no
- * room. */
-static void
-slot_append_chunk(struct mltw *wheel, slot_word *slot, void *entry)
-{
-    uint32_t index = wheel->free_chunk;
-    struct chunk *chunk;
-
-    if (OVS_LIKELY(index)) {
-        chunk = &wheel->chunks[index];
-        wheel->free_chunk = chunk->next;
-    } else {
-        index = wheel->fresh_chunk++;
-        ovs_assert(index < wheel->n_chunks);
-        chunk = &wheel->chunks[index];
-    }
-
-    if (*slot & SLOT_LIST) {
-        uint32_t full = (uint32_t) *slot / CHUNK_WORDS - 1;
-
-        wheel->chunks[full].next = index;
-        chunk->refs[0] = entry;
-        *slot = (*slot >> SLOT_HEAD_SHIFT << SLOT_HEAD_SHIFT)
-                + (index * CHUNK_WORDS + 2);
-    } else {
-        chunk->refs[0] = (void *) (uintptr_t) *slot;
-        chunk->refs[1] = entry;
-        *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT)
-                + (index * CHUNK_WORDS + 3);
-    }
-}
-
 /* Appends 'entry' to the slot at 'time', which is within the horizon of
  * 'row', which is its row. */
 static inline void
@@ -474,85 +432,15 @@ row_append(struct mltw *wheel, const struct row *row, uint64_t time,
            void *entry)
 {
     slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
-    slot_word word = *slot;
 
-    if (word & SLOT_ROOM_MASK) {
-        ((void **) wheel->chunks)[(uint32_t) word] = entry;
-        *slot = word + 1;
-    } else if (!word) {
+    if (slot_append(&wheel->pool, slot, entry)) {
         struct ring *ring = row->ring;
 
-        *slot = (uintptr_t) entry;
         ring_mark(ring, ring_pos(wheel, ring, time));
         if (time < ring->first) {
             ring_set_first(wheel, ring, time);
         }
-    } else {
-        slot_append_chunk(wheel, slot, entry);
     }
-}
-
-/* Gives back the chunks from 'first' to 'last' of a list. */
-static inline void
-chunks_free(struct mltw *wheel, uint32_t first, uint32_t last)
-{
-    wheel->chunks[last].next = wheel->free_chunk;
-    wheel->free_chunk = first;
-}
-
-/* Moves up to 'max' entries, at least 1, from 'slot', which is a list, to
- * 'entries', and returns their number. */
-static inline size_t
-slot_take(struct mltw *wheel, slot_word *slot, void **entries, size_t max)
-{
-    uint32_t head = (*slot - SLOT_LIST) >> SLOT_HEAD_SHIFT;
-    uint32_t cursor = *slot;
-    uint32_t last = (cursor - 1) / CHUNK_WORDS;
-    uint32_t n_last = (cursor - 1) % CHUNK_WORDS;
-    uint32_t begin = wheel->n_taken;
-    uint32_t index = head;
-    uint32_t done = 0;
-    size_t n = 0;
-
-    for (;;) {
-        struct chunk *chunk = &wheel->chunks[index];
-        size_t n_refs = (index == last ? n_last : CHUNK_REFS) - begin;
-        size_t n_copy = n_refs;
-
-        if (OVS_LIKELY(max - n >= CHUNK_REFS && !begin)) {
-            /* A copy of constant size is faster than one of the right size. */
-            OVS_PREFETCH(&wheel->chunks[chunk->next]);
-            memcpy(&entries[n], chunk->refs, sizeof chunk->refs);
-        } else {
-            n_copy = MIN(n_refs, max - n);
-            memcpy(&entries[n], &chunk->refs[begin],
-                   n_copy * sizeof *entries);
-        }
-        for (size_t i = 0; i < n_copy; i++) {
-            OVS_PREFETCH(entries[n + i]);
-        }
-        n += n_copy;
-
-        if (OVS_UNLIKELY(n_copy < n_refs)) {
-            if (done) {
-                chunks_free(wheel, head, done);
-            }
-            *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT) + cursor;
-            wheel->n_taken = begin + n_copy;
-            return n;
-        }
-        if (index == last) {
-            break;
-        }
-        done = index;
-        index = chunk->next;
-        begin = 0;
-    }
-
-    chunks_free(wheel, head, last);
-    *slot = 0;
-    wheel->n_taken = 0;
-    return n;
 }
 
 /* Moves up to 'max' entries, at least 1, from the slots of 'ring', which has
@@ -581,16 +469,9 @@ ring_take(struct mltw *wheel, struct ring *ring, uint64_t limit,
         slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
 
         n_slots++;
-        if (!(*slot & SLOT_LIST)) {
-            entries[n] = (void *) (uintptr_t) *slot;
-            OVS_PREFETCH(entries[n]);
-            *slot = 0;
-            n++;
-        } else {
-            n += slot_take(wheel, slot, &entries[n], max - n);
-            if (OVS_UNLIKELY(*slot)) {
-                break;
-            }
+        n += slot_take(&wheel->pool, slot, &entries[n], max - n);
+        if (OVS_UNLIKELY(*slot)) {
+            break;
         }
         bits = zero_rightmost_1bit(bits);
         if (!bits || n >= max) {
@@ -733,7 +614,7 @@ place_far(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
 
 /* Puts 'entry' in its place for slot time 'time', which is not before the
  * front. */
-static inline void
+static inline void ALWAYS_INLINE
 place(struct mltw *wheel, uint64_t time, void *entry)
 {
     unsigned int row_no = time_to_row(wheel, time);
@@ -836,6 +717,90 @@ far_hop(struct mltw *wheel)
     }
 }
 
+/* Few entries. */
+
+/* Does what place() does, where this need not be fast. */
+static void NO_INLINE
+place_seldom(struct mltw *wheel, uint64_t time, void *entry)
+{
+    place(wheel, time, entry);
+}
+
+/* Places all entries, and 'entry' with slot time 'time', since they are not
+ * few any more. */
+static bool
+few_end(struct mltw *wheel, uint64_t time, void *entry)
+{
+    unsigned int end = wheel->few_end;
+
+    wheel->few = false;
+    wheel->few_end = 0;
+    wheel->near_next = UINT64_MAX;
+    for (unsigned int i = wheel->few_head; i < end; i++) {
+        place_seldom(wheel, wheel->few_entries[i].time,
+                     wheel->few_entries[i].entry);
+    }
+    wheel->few_head = 0;
+    place_seldom(wheel, time, entry);
+    return true;
+}
+
+/* Does what place() does as long as entries, with this one, are few.  (Returns
+ * true, so that mltw_enqueue() can end with a call of this, and need not save
+ * registers for it.) */
+static bool NO_INLINE
+few_place(struct mltw *wheel, uint64_t time, void *entry)
+{
+    struct far_entry *entries = wheel->few_entries;
+    unsigned int i = wheel->few_end;
+
+    if (OVS_UNLIKELY(wheel->n_entries > wheel->max_few)) {
+        return few_end(wheel, time, entry);
+    }
+    if (OVS_UNLIKELY(i == ARRAY_SIZE(wheel->few_entries))) {
+        i -= wheel->few_head;
+        memmove(entries, &entries[wheel->few_head], i * sizeof *entries);
+        wheel->few_head = 0;
+    }
+    wheel->few_end = i + 1;
+    for (; i > wheel->few_head && entries[i - 1].time > time; i--) {
+        entries[i] = entries[i - 1];
+    }
+    entries[i] = (struct far_entry) { time, entry };
+    wheel->near_next = MIN(wheel->near_next, time);
+    return true;
+}
+
+/* Does what dequeue__() does when entries are few. */
+static size_t
+few_dequeue(struct mltw *wheel, uint64_t now, void **entries, size_t max)
+{
+    const struct far_entry *few = wheel->few_entries;
+    unsigned int i = wheel->few_head;
+    uint64_t time = 0;
+    size_t n = 0;
+
+    for (; i < wheel->few_end && few[i].time <= now && n < max; i++) {
+        entries[n] = few[i].entry;
+        OVS_PREFETCH(entries[n]);
+        n++;
+        wheel->stats.n_slots_visited += n == 1 || few[i].time != time;
+        time = few[i].time;
+    }
+    if (i == wheel->few_end) {
+        wheel->few_head = wheel->few_end = 0;
+        wheel->near_next = UINT64_MAX;
+        time = now;
+    } else {
+        wheel->few_head = i;
+        wheel->near_next = few[i].time;
+        time = few[i].time > now ? now : time;
+    }
+    wheel->front = MAX(wheel->front, time);
+    wheel->n_entries -= n;
+    return n;
+}
+
 /* The public functions that hold and give out entries. */
 
 bool
@@ -856,7 +821,11 @@ mltw_enqueue(struct mltw *wheel, void *entry, uint64_t edt_ns,
         /* 'time' may have wrapped. */
         time = time >= edt_ns ? MIN(time, wheel->max_time) : wheel->max_time;
     }
-    place(wheel, MAX(time, wheel->front), entry);
+    time = MAX(time, wheel->front);
+    if (wheel->few) {
+        return few_place(wheel, time, entry);
+    }
+    place(wheel, time, entry);
     return true;
 }
 
@@ -880,6 +849,7 @@ dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
         }
     }
     wheel->n_entries -= n;
+    wheel->few = !wheel->n_entries && wheel->max_few;
     return n;
 }
 
@@ -895,7 +865,8 @@ mltw_dequeue(struct mltw *wheel, uint64_t now_ns,
         wheel->front = MAX(wheel->front, now);
         return 0;
     }
-    return dequeue__(wheel, now, entries, max_entries);
+    return (wheel->few ? few_dequeue(wheel, now, entries, max_entries)
+            : dequeue__(wheel, now, entries, max_entries));
 }
 
 uint64_t
@@ -912,7 +883,9 @@ mltw_flush(struct mltw *wheel, void **entries, size_t max_entries)
         wheel->flush_front = wheel->front;
     }
 
-    size_t n = dequeue__(wheel, wheel->max_time, entries, max_entries);
+    size_t n = (wheel->few ? few_dequeue(wheel, wheel->max_time, entries,
+                                         max_entries)
+                : dequeue__(wheel, wheel->max_time, entries, max_entries));
     if (!wheel->n_entries) {
         wheel->flushing = false;
         wheel->front = wheel->flush_front;

@@ -62,8 +62,9 @@
  *    within this horizon, an entry further ahead than that is moved once.
  *    mltw_dequeue() takes O(n_wheels) for each slot that holds an entry and
  *    O(1) for each entry; slots without entries are not looked at, so a call
- *    after a long pause costs what any other does.  There is no allocation,
- *    division or lock in either.
+ *    after a long pause costs what any other does.  As long as there are only
+ *    a few entries, they are in a sorted array, which is cheaper.  There is no
+ *    allocation, division or lock in either.
  *
  *  * The wheel does not look into the entries; it only prefetches the cache
  *    line at their address when it hands them out.
@@ -223,6 +224,10 @@ size_t mltw_count(const struct mltw *wheel);
 /* Returns the number of bytes that 'wheel' has allocated.  What is resident is
  * less: memory for entries is touched as more of them are held at a time. */
 size_t mltw_memory_bytes(const struct mltw *wheel);
+
+/* Private, for tests: makes 'wheel', which must be empty, put entries into its
+ * wheels even if they are few. */
+void mltw_disable_few__(struct mltw *wheel);
 
 /* Returns the statistics of 'wheel', which stay valid, and change, until it is
  * destroyed. */

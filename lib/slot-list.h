@@ -29,53 +29,59 @@
 /* Slots of references
  * ===================
  *
- * What "carousel" and "eiffel", which have millions of slots of one width,
- * have in common: numbering slots, and storing what is in them.
+ * What "mltw", "carousel" and "eiffel" store entries in, so that they differ
+ * in nothing but how they find their slots.
  *
- * A slot is a FIFO of references and takes 4 bytes.  The references are in
- * nodes from a pool that all slots share, each of which holds up to
- * SLOT_NODE_REFS of them (Carousel, SIGCOMM 2017, section 5.1.2: "each free
- * list node can hold references to n packets"), and is one cache line.
+ * A slot is a FIFO of references and takes 8 bytes.  If there is only one, it
+ * is there.  Otherwise they are in a list of nodes of one cache line each, all
+ * of which but the last one are full, from a pool that all slots share
+ * (Carousel, SIGCOMM 2017, section 5.1.2: "each free list node can hold
+ * references to n packets").  A list's "cursor" is where its next reference
+ * goes, counted in pointers from the start of the pool; if this is the start
+ * of a node, the last node is full and another one is needed.  So the node
+ * itself is not read to append to it, and the nodes of a slot are given back
+ * all at once.  There are no empty nodes.
  *
- * The nodes of a slot form a ring: the last one, of which the slot knows
- * where its next reference goes, links to the first one.  So the node itself
- * is not read to append to it, and all nodes of a slot are given back at once.
- * All nodes but the last are full, and none is empty.
- *
- * Only one slot at a time may be taken in parts: no other slot of the same
- * pool may be taken from until that one is empty. */
+ * References are multiples of 8.  A slot of which a part has been taken must
+ * be emptied before any other slot of the same pool is taken from. */
 
-#define SLOT_NODE_WORDS (64 / sizeof(void *))
+#define SLOT_NODE_WORDS 8       /* A cache line, if pointers are 64 bits. */
 #define SLOT_NODE_REFS (SLOT_NODE_WORDS - 1)
 
 /* Part of a slot. */
 struct slot_node {
     union {
-        uint32_t next;          /* Index of next in ring, or of free list. */
+        uint32_t next;          /* Index of next of slot, or of free list. */
         void *word;
     };
     void *refs[SLOT_NODE_REFS];
 };
 BUILD_ASSERT_DECL(sizeof(struct slot_node)
                   == SLOT_NODE_WORDS * sizeof(void *));
-BUILD_ASSERT_DECL(IS_POW2(SLOT_NODE_WORDS));
 
-/* A slot is where its next reference goes, counted in words from the start of
- * the pool; if this is the start of a node, the last node is full and another
- * one is needed, or it is 0 and the slot is empty. */
-typedef uint32_t slot_list;
+/* A slot: 0 if empty, a reference if that is all, otherwise a list: the index
+ * of its first node in the upper half, SLOT_LIST, and the cursor.  Since
+ * references are multiples of 8, the lowest bits tell whether this is a list
+ * with room in its last node; the highest bit of an address is never set. */
+typedef uint64_t slot_word;
+
+#define SLOT_LIST (UINT64_C(1) << 63)
+#define SLOT_HEAD_SHIFT 32
 
 /* Nodes. */
 struct slot_pool {
     struct slot_node *nodes;    /* Element 0 is not used. */
+    uint32_t n_nodes;
     uint32_t free;              /* LIFO list, 0 if empty. */
     uint32_t fresh;             /* First one that was never used. */
     uint32_t n_taken;           /* References gone from the first node of the
-                                 * slot that is taken in parts. */
+                                 * slot of which a part has been taken. */
 };
 
 /* Returns the number of nodes that 'max_entries' references in 'n_slots' slots
- * can take. */
+ * can take: no node is empty, and all but a slot's last one are full, except
+ * the first one of a slot of which a part has been taken, and one that is
+ * being emptied. */
 static inline size_t
 slot_pool_n_nodes(size_t max_entries, size_t n_slots)
 {
@@ -83,27 +89,23 @@ slot_pool_n_nodes(size_t max_entries, size_t n_slots)
                    max_entries / SLOT_NODE_REFS + n_slots + 2);
 }
 
-/* Initializes 'pool' with 'nodes', which are the caller's and need not be
- * initialized. */
+/* Initializes 'pool' with 'n_nodes' nodes, 'nodes', which are the caller's and
+ * need not be initialized. */
 static inline void
-slot_pool_init(struct slot_pool *pool, struct slot_node *nodes)
+slot_pool_init(struct slot_pool *pool, struct slot_node *nodes, size_t n_nodes)
 {
-    *pool = (struct slot_pool) { .nodes = nodes, .fresh = 1 };
+    *pool = (struct slot_pool) {
+        .nodes = nodes,
+        .n_nodes = n_nodes,
+        .fresh = 1,
+    };
 }
 
-/* Appends 'entry' to 'list'.  The pool must have room.  Returns true if 'list'
- * was empty. */
-static inline bool
-slot_list_append(struct slot_pool *pool, slot_list *list, void *entry)
+/* Puts 'entry' into another node, for which 'slot', which is not empty, has no
+ * room. */
+static void OVS_UNUSED
+slot_append_node__(struct slot_pool *pool, slot_word *slot, void *entry)
 {
-    uint32_t cursor = *list;
-
-    if (cursor % SLOT_NODE_WORDS) {
-        ((void **) pool->nodes)[cursor] = entry;
-        *list = cursor + 1;
-        return false;
-    }
-
     uint32_t index = pool->free;
     struct slot_node *node;
 
@@ -112,33 +114,64 @@ slot_list_append(struct slot_pool *pool, slot_list *list, void *entry)
         pool->free = node->next;
     } else {
         index = pool->fresh++;
+        ovs_assert(index < pool->n_nodes);
         node = &pool->nodes[index];
     }
-    if (cursor) {
-        struct slot_node *last = &pool->nodes[cursor / SLOT_NODE_WORDS - 1];
 
-        node->next = last->next;
-        last->next = index;
+    if (*slot & SLOT_LIST) {
+        uint32_t full = (uint32_t) *slot / SLOT_NODE_WORDS - 1;
+
+        pool->nodes[full].next = index;
+        node->refs[0] = entry;
+        *slot = (*slot >> SLOT_HEAD_SHIFT << SLOT_HEAD_SHIFT)
+                + (index * SLOT_NODE_WORDS + 2);
     } else {
-        node->next = index;
+        node->refs[0] = (void *) (uintptr_t) *slot;
+        node->refs[1] = entry;
+        *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT)
+                + (index * SLOT_NODE_WORDS + 3);
     }
-    node->refs[0] = entry;
-    *list = index * SLOT_NODE_WORDS + 2;
-    return !cursor;
 }
 
-/* Moves up to 'max' references, at least 1, from 'list', which is not empty,
- * to 'entries', and returns their number. */
-static inline size_t
-slot_list_take(struct slot_pool *pool, slot_list *list, void **entries,
-               size_t max)
+/* Appends 'entry' to 'slot'.  The pool must have room.  Returns true if 'slot'
+ * was empty. */
+static inline bool
+slot_append(struct slot_pool *pool, slot_word *slot, void *entry)
 {
-    uint32_t last = (*list - 1) / SLOT_NODE_WORDS;
-    uint32_t n_last = (*list - 1) % SLOT_NODE_WORDS;
-    struct slot_node *last_node = &pool->nodes[last];
-    uint32_t first = last_node->next;
+    slot_word word = *slot;
+
+    if (word % SLOT_NODE_WORDS) {
+        ((void **) pool->nodes)[(uint32_t) word] = entry;
+        *slot = word + 1;
+        return false;
+    } else if (!word) {
+        *slot = (uintptr_t) entry;
+        return true;
+    } else {
+        slot_append_node__(pool, slot, entry);
+        return false;
+    }
+}
+
+/* Gives back the nodes from 'first' to 'last' of a list. */
+static inline void
+slot_nodes_free__(struct slot_pool *pool, uint32_t first, uint32_t last)
+{
+    pool->nodes[last].next = pool->free;
+    pool->free = first;
+}
+
+/* Does what slot_take() does for a list. */
+static inline size_t
+slot_take_list__(struct slot_pool *pool, slot_word *slot, void **entries,
+                 size_t max)
+{
+    uint32_t head = (*slot - SLOT_LIST) >> SLOT_HEAD_SHIFT;
+    uint32_t cursor = *slot;
+    uint32_t last = (cursor - 1) / SLOT_NODE_WORDS;
+    uint32_t n_last = (cursor - 1) % SLOT_NODE_WORDS;
     uint32_t begin = pool->n_taken;
-    uint32_t index = first;
+    uint32_t index = head;
     uint32_t done = 0;
     size_t n = 0;
 
@@ -162,10 +195,9 @@ slot_list_take(struct slot_pool *pool, slot_list *list, void **entries,
 
         if (OVS_UNLIKELY(n_copy < n_refs)) {
             if (done) {
-                pool->nodes[done].next = pool->free;
-                pool->free = first;
-                last_node->next = index;
+                slot_nodes_free__(pool, head, done);
             }
+            *slot = SLOT_LIST + ((uint64_t) index << SLOT_HEAD_SHIFT) + cursor;
             pool->n_taken = begin + n_copy;
             return n;
         }
@@ -177,11 +209,25 @@ slot_list_take(struct slot_pool *pool, slot_list *list, void **entries,
         begin = 0;
     }
 
-    last_node->next = pool->free;
-    pool->free = first;
+    slot_nodes_free__(pool, head, last);
+    *slot = 0;
     pool->n_taken = 0;
-    *list = 0;
     return n;
+}
+
+/* Moves up to 'max' references, at least 1, from 'slot', which is not empty,
+ * to 'entries', all 'max' of which may be overwritten, prefetches what they
+ * refer to, and returns their number. */
+static inline size_t
+slot_take(struct slot_pool *pool, slot_word *slot, void **entries, size_t max)
+{
+    if (!(*slot & SLOT_LIST)) {
+        entries[0] = (void *) (uintptr_t) *slot;
+        OVS_PREFETCH(entries[0]);
+        *slot = 0;
+        return 1;
+    }
+    return slot_take_list__(pool, slot, entries, max);
 }
 
 /* Slot numbers

@@ -476,6 +476,10 @@ mltw_model_random_run(struct mltw_choices *choices, size_t n_ops)
     }
 
     struct mltw_model *model = mltw_model_create(&config, now_ns);
+    if (mltw_choose(choices, 2)) {
+        mltw_disable_few__(model->wheel);
+    }
+
     uint64_t g = config.min_granularity_ns;
     unsigned int top = config.n_wheels - 1;
     /* Mostly one way to go on, so that runs differ in kind. */

@@ -777,8 +777,8 @@ test_memory(void)
         size_t carousel;        /* Bytes allocated, at most. */
         size_t eiffel;
     } cases[] = {
-        { 1000, 41000000, 84000000 },
-        { 100, 401000000, 830000000 },
+        { 1000, 81000000, 164000000 },
+        { 100, 801000000, 1640000000 },
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

@@ -247,7 +247,9 @@ test_exhaustive(void)
         { 2, 4, 2, 4, 3 },
     };
 
-    for (size_t i = 0; i < ARRAY_SIZE(geometries); i++) {
+    for (size_t j = 0; j < 2 * ARRAY_SIZE(geometries); j++) {
+        size_t i = j / 2;
+        bool few = j % 2;
         struct exhaustive ex = {
             .config = {
                 .n_wheels = geometries[i].n_wheels,
@@ -265,12 +267,16 @@ test_exhaustive(void)
         struct mltw_model *model = mltw_model_create(&ex.config, 0);
         unsigned int ops[8];
 
+        if (!few) {
+            mltw_disable_few__(mltw_model_wheel(model));
+        }
         ex.max_ahead = 2 * ex.horizon + 3;
         exhaustive_run(&ex, model, ops, 0);
         mltw_model_destroy(model);
-        printf("%"PRIu32" wheels of %"PRIu32" slots of %"PRIu64" ns: "
-               "%"PRIu64" sequences\n", ex.config.n_wheels, ex.config.n_slots,
-               ex.config.min_granularity_ns, ex.n_sequences);
+        printf("%"PRIu32" wheels of %"PRIu32" slots of %"PRIu64" ns, few "
+               "entries %s: %"PRIu64" sequences\n", ex.config.n_wheels,
+               ex.config.n_slots, ex.config.min_granularity_ns,
+               few ? "apart" : "in them", ex.n_sequences);
     }
 }
 
@@ -376,6 +382,18 @@ test_flush(void)
     mltw_model_enqueue(model, 8000, 0);
     mltw_model_run_dry(model, 1);
     mltw_model_destroy(model);
+}
+
+/* Returns a wheel that has entries in its wheels even if they are few, for
+ * tests of what wheels do.  (That few are the same is for the model to
+ * check.) */
+static struct mltw *
+wheel_create(const struct mltw_config *config, uint64_t now_ns)
+{
+    struct mltw *wheel = mltw_create(config, now_ns);
+
+    mltw_disable_few__(wheel);
+    return wheel;
 }
 
 /* What the slot times are for: batches and bursts. */
@@ -500,7 +518,7 @@ test_burst(void)
         };
         struct sim sim;
 
-        sim_init(&sim, mltw_create(&c, start - 1000), &flow, 1,
+        sim_init(&sim, wheel_create(&c, start - 1000), &flow, 1,
                  1 + mltw_choose(&choices, 20));
 
         uint64_t g = mltw_level_granularity_ns(sim.wheel, flow.level);
@@ -551,7 +569,7 @@ test_batching(void)
             .edt_ns = 100000 + mltw_choose(&choices, 2048),
         };
     }
-    sim_init(&sim, mltw_create(&c, 0), flows, 16, 8);
+    sim_init(&sim, wheel_create(&c, 0), flows, 16, 8);
     sim_run(&sim, 16);
     sim_run(&sim, 16000);
     batch = (double) sim.n_packets / sim.n_batches;
@@ -568,7 +586,7 @@ test_batching(void)
             .edt_ns = 100000 + i * 120,
         };
     }
-    sim_init(&sim, mltw_create(&c, 0), flows, 16, 8);
+    sim_init(&sim, wheel_create(&c, 0), flows, 16, 8);
     sim_run(&sim, 16000);
     batch = (double) sim.n_packets / sim.n_batches;
     CHECK(batch > 8, "mean batch of 16 flows is %f", batch);
@@ -583,7 +601,7 @@ test_batching(void)
             .edt_ns = 100000 + mltw_choose(&choices, 8192),
         };
     }
-    sim_init(&sim, mltw_create(&c, 0), flows, 4, 8);
+    sim_init(&sim, wheel_create(&c, 0), flows, 4, 8);
     sim_run(&sim, 100);
     sim.n_packets = sim.n_batches = 0;
     sim_run(&sim, 15000);
@@ -609,7 +627,7 @@ test_max_granularity(void)
     struct sim sim;
 
     CHECK(slow.gap_ns == 12000000, "wrong gap");
-    sim_init(&sim, mltw_create(&c, 0), &slow, 1, 4);
+    sim_init(&sim, wheel_create(&c, 0), &slow, 1, 4);
     CHECK(mltw_level_granularity_ns(sim.wheel, slow.level) == 65536,
           "wrong level of 1 Mbit/s");
     for (uint64_t now = 0; slow.n_left < 300; now += 1000) {
@@ -632,7 +650,7 @@ test_max_granularity(void)
             flows[i].edt_ns = 1000000 + mltw_choose(&choices, 1200000);
         }
         c.max_granularity_ns = limited ? 65536 : UINT64_C(1) << 36;
-        sim_init(&sim, mltw_create(&c, 0), flows, 1000, 2);
+        sim_init(&sim, wheel_create(&c, 0), flows, 1000, 2);
         sim_run(&sim, 100000);
         batch = (double) sim.n_packets / sim.n_batches;
         CHECK(batch >= 32, "mean batch of 1000 slow flows is %f", batch);
@@ -670,7 +688,7 @@ test_slot_order(void)
             struct sim sim;
 
             /* sim_drain() checks the order. */
-            sim_init(&sim, mltw_create(&c, 0), &flow, 1, backlog);
+            sim_init(&sim, wheel_create(&c, 0), &flow, 1, backlog);
             sim_run(&sim, 5000);
             sim_done(&sim);
         }
@@ -687,7 +705,7 @@ test_rate_rise(void)
 
     for (unsigned int round = 0; round < 200; round++) {
         struct mltw_config c = MLTW_CONFIG_DEFAULT;
-        struct mltw *wheel = mltw_create(&c, 0);
+        struct mltw *wheel = wheel_create(&c, 0);
         uint64_t gap = gap_ns(1 + mltw_choose(&choices, 1000), MTU);
         struct packet head = { .edt_ns = 1000 };
         uint64_t last_left = 0;
@@ -732,7 +750,7 @@ test_front_slow_flow(void)
         struct sim fast;
 
         /* Only the slow flow for a while. */
-        sim_init(&sim, mltw_create(&c, start), flows, 1, 4);
+        sim_init(&sim, wheel_create(&c, start), flows, 1, 4);
         sim_drain(&sim, start);
         sim_drain(&sim, start + 4000);
         fast = sim;
@@ -760,6 +778,7 @@ test_front_first_packet(void)
         struct mltw_model *model = mltw_model_create(&c, 1000000);
         uint64_t far_ns = 1000000 + (UINT64_C(1) << i);
 
+        mltw_disable_few__(mltw_model_wheel(model));
         mltw_model_enqueue(model, MAX(far_ns, 1000000), 10);
         for (unsigned int j = 0; j < 100; j++) {
             mltw_model_enqueue(model, 1000000 + 100 * j, 0);
@@ -796,7 +815,7 @@ test_horizon_edge(void)
 
     for (size_t i = 0; i < ARRAY_SIZE(configs); i++) {
         const struct mltw_config *c = &configs[i];
-        struct mltw *wheel = mltw_create(c, 0);
+        struct mltw *wheel = wheel_create(c, 0);
         uint64_t now = 0;
         unsigned int n = 0;
 
@@ -852,7 +871,7 @@ test_stall(void)
 
     for (size_t i = 0; i < ARRAY_SIZE(configs); i++) {
         for (unsigned int n = 0; n <= 100; n += 10) {
-            struct mltw *wheel = mltw_create(&configs[i], 0);
+            struct mltw *wheel = wheel_create(&configs[i], 0);
             const struct mltw_stats *stats = mltw_get_stats(wheel);
             struct packet packets[128];
             void *out[128];
@@ -914,6 +933,7 @@ test_min_granularity(void)
                     = mltw_model_create(&c, i * slot / 3);
                 uint64_t edt = i * slot / 3 + i * slot * 3 / 7;
 
+                mltw_disable_few__(mltw_model_wheel(model));
                 mltw_model_enqueue(model, edt, level);
                 mltw_model_run_dry(model, 1);
                 mltw_model_destroy(model);
@@ -971,7 +991,7 @@ test_memory(void)
         mltw_destroy(empty);
 
         before = resident_bytes();
-        struct mltw *wheel = mltw_create(c, 0);
+        struct mltw *wheel = wheel_create(c, 0);
         size_t created = resident_bytes() - before;
         uint64_t now = 0;
         struct packet packet;
