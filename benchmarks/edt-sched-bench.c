@@ -360,7 +360,7 @@ shaper_init(struct run *run)
     struct shaper_config *config = xzalloc(sizeof *config);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->mltw = MLTW_CONFIG_DEFAULT;
+    config->sched = EDT_SCHED_CONFIG_DEFAULT;
     config->max_delay_ns = UINT64_C(1000000000);
     config->max_backlog = 1 << 18;
     config->max_batch = MAX_BATCH;
@@ -411,7 +411,7 @@ run_enqueue(struct run *run, struct packet *packet)
 static inline void
 run_enqueue_shaper(struct run *run, struct dp_packet_batch *batch)
 {
-    uint16_t sources[NETDEV_MAX_BURST];
+    struct shaper_source sources[NETDEV_MAX_BURST];
     struct dp_packet *packet;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
@@ -421,7 +421,7 @@ run_enqueue_shaper(struct run *run, struct dp_packet_batch *batch)
         packet->md.edt.edt_ns = sender->edt_ns;
         sender->edt_ns += sender->gap_ns;
         /* Many receiving ports, so that none is over its share. */
-        sources[i] = flow_no % 16;
+        sources[i].port = sources[i].rxq = 1 + flow_no % 16;
     }
     flow_shaper_enqueue(run->shaper, batch, sources, run->now_ns);
 }
