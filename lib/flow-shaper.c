@@ -18,6 +18,7 @@
 
 #include "flow-shaper.h"
 
+#include "compiler.h"
 #include "coverage.h"
 #include "dp-packet.h"
 #include "dp-packet-gso.h"
@@ -81,16 +82,35 @@ held_bytes(const struct held_packet *held)
     return held->info >> 11;
 }
 
+/* Returns 'type' and 'pool' together. */
+static inline uint32_t
+held_kind(const struct held_packet *held)
+{
+    return held->info & 0x7fe;
+}
+
+static inline enum dp_packet_source
+held_kind_type(uint32_t kind)
+{
+    return kind >> 7;
+}
+
+static inline uint8_t
+held_kind_pool(uint32_t kind)
+{
+    return kind >> 1 & 0x3f;
+}
+
 static inline enum dp_packet_source
 held_type(const struct held_packet *held)
 {
-    return held->info >> 7 & 0xf;
+    return held_kind_type(held_kind(held));
 }
 
 static inline uint8_t
 held_pool(const struct held_packet *held)
 {
-    return held->info >> 1 & 0x3f;
+    return held_kind_pool(held->info);
 }
 
 static inline bool
@@ -168,6 +188,7 @@ struct shaper_class {
     uint16_t level;
     struct shaper_pace *pace;       /* May be NULL. */
     struct ovs_list ready;          /* Of struct flow_queue. */
+    struct ovs_list had_turn;       /* Within end_round(). */
     struct ovs_list active_node;
     uint64_t unstamped_bytes;       /* Held without an EDT. */
     uint64_t unstamped_limit;       /* Of these: 'max_delay_ns' at its rate. */
@@ -208,6 +229,7 @@ struct flow_shaper {
     uint64_t held_bytes;
     uint32_t n_flows;
     bool port_backlogged;
+    uint64_t round_ns;              /* If not 0, of drain_due(). */
     struct ovs_list active_classes;
     struct ovs_list idle_flows;     /* Longest idle first. */
     struct packet_chunk *free_chunks;
@@ -426,7 +448,8 @@ bucket(const struct flow_shaper *s, uint32_t hash)
 {
     uint32_t i = hash & s->bucket_mask;
 
-    return &s->buckets[i < s->n_buckets ? i : i & s->bucket_mask >> 1];
+    /* Without a branch, which could not be predicted. */
+    return &s->buckets[i & s->bucket_mask >> (i >= s->n_buckets)];
 }
 
 /* Adds a bucket if there are more FIFOs than buckets. */
@@ -557,6 +580,12 @@ class_activate(struct flow_shaper *s, struct shaper_class *class)
     }
 }
 
+static struct flow_queue *
+node_flow(struct shaper_node *node)
+{
+    return CONTAINER_OF(node, struct flow_queue, node);
+}
+
 static void
 flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
 {
@@ -596,7 +625,7 @@ held_uncount(struct flow_shaper *s, struct flow_queue *q,
         flow_class(s, q)->unstamped_bytes -= held_bytes(held);
     }
     if (s->thread) {
-        shaper_thread_uncount(s->thread, held_pool(held), held->source,
+        shaper_thread_uncount(s->thread, held_pool(held), held->source, 1,
                               held_bytes(held));
     }
 }
@@ -684,6 +713,7 @@ classes_init(struct flow_shaper *s)
         class->queue_id = cc->queue_id;
         class_set_pace(s, class, cc);
         ovs_list_init(&class->ready);
+        ovs_list_init(&class->had_turn);
     }
 }
 
@@ -741,16 +771,24 @@ flow_shaper_create(const struct shaper_config *config,
     return s;
 }
 
+/* Drops the first packet of 'q' and counts that. */
+static void
+flow_drop_head(struct flow_shaper *s, struct flow_queue *q,
+               enum shaper_counter cause)
+{
+    struct held_packet held = *flow_head(q);
+
+    flow_pop(s, q);
+    held_uncount(s, q, &held);
+    count_drop(s, flow_class(s, q), cause);
+    dp_packet_delete(held.packet);
+}
+
 static void
 flow_purge(struct flow_shaper *s, struct flow_queue *q)
 {
     while (q->n_packets) {
-        struct held_packet held = *flow_head(q);
-
-        flow_pop(s, q);
-        held_uncount(s, q, &held);
-        count_drop(s, flow_class(s, q), SHAPER_DROP_REMOVED);
-        dp_packet_delete(held.packet);
+        flow_drop_head(s, q, SHAPER_DROP_REMOVED);
     }
 }
 
@@ -803,6 +841,7 @@ unschedule_all(struct flow_shaper *s)
     while (edt_sched_flush(s->sched, nodes, ARRAY_SIZE(nodes))) {
         continue;
     }
+    s->round_ns = 0;
     for (size_t i = 0; i < s->n_classes; i++) {
         class = &s->classes[i];
         class->waiting = class->active = false;
@@ -972,7 +1011,7 @@ struct arrival {
 /* Holds 'packet', which was received at 'source' and is that of 'a' or a part
  * of it, until 'edt_ns', taking ownership, or drops it and counts that.  'q'
  * is its FIFO if it exists.  Returns its FIFO if it holds it. */
-static inline struct flow_queue *
+static inline struct flow_queue * ALWAYS_INLINE
 shaper_hold(struct flow_shaper *s, const struct arrival *a,
             struct dp_packet *packet, struct shaper_source source,
             uint64_t edt_ns, bool stamped, struct flow_queue *q,
@@ -1266,7 +1305,7 @@ take_due(struct flow_shaper *s, uint64_t now_ns)
         struct shaper_node *node = nodes[i];
 
         if (node->type == NODE_FLOW) {
-            flow_set_ready(s, CONTAINER_OF(node, struct flow_queue, node));
+            flow_set_ready(s, node_flow(node));
         } else {
             struct shaper_class *class
                 = CONTAINER_OF(node, struct shaper_class, node);
@@ -1281,16 +1320,94 @@ take_due(struct flow_shaper *s, uint64_t now_ns)
 /* State of one call to flow_shaper_drain(). */
 struct drain {
     struct dp_packet_batch *batch;
-    enum dp_packet_source type;     /* Of the packets in 'batch'. */
     uint64_t now_ns;
     const struct edt_params *port;
     uint64_t port_ticks;            /* From which on the port may send. */
-    uint32_t n_class_packets;       /* Sent since class_send() began. */
-    uint64_t n_class_bytes;
     uint64_t bytes;                 /* Sent in all. */
     int n_expired;
     bool full;
+
+    /* The last packets, which have left their FIFO but are not yet taken off
+     * any total: what they have in common, and how many they are. */
+    struct shaper_class *class;
+    struct shaper_source source;
+    uint32_t kind;                  /* Pool and type, see held_kind(). */
+    uint32_t n_run;
+    uint32_t n_run_bytes;
 };
+
+/* Takes the run of packets in 'd' off the totals. */
+static void
+drain_end_run(struct flow_shaper *s, struct drain *d)
+{
+    if (d->n_run) {
+        shaper_thread_uncount(s->thread, held_kind_pool(d->kind), d->source,
+                              d->n_run, d->n_run_bytes);
+        s->n_held -= d->n_run;
+        s->held_bytes -= d->n_run_bytes;
+        counter_add(&d->class->tx_packets, d->n_run);
+        counter_add(&d->class->tx_bytes, d->n_run_bytes);
+        d->bytes += d->n_run_bytes;
+        d->n_run = 0;
+        d->n_run_bytes = 0;
+    }
+}
+
+/* Could the next packet of 'd', which is 'held', be sent in the same batch?
+ * Devices expect all packets of a batch to have one type of buffer. */
+static inline bool
+drain_fits(const struct drain *d, const struct held_packet *held)
+{
+    return dp_packet_batch_is_empty(d->batch)
+           || held_kind_type(d->kind) == held_type(held);
+}
+
+/* Sends the head of 'q', in 'class', which fits, and lets 'q' wait for its
+ * next one. */
+static inline void
+drain_send(struct flow_shaper *s, struct flow_queue *q,
+           struct shaper_class *class, struct drain *d)
+{
+    const struct held_packet *head = flow_head(q);
+    struct dp_packet *packet = head->packet;
+    uint32_t bytes = held_bytes(head);
+    uint64_t edt_ns = head->edt_ns;
+
+    if (OVS_UNLIKELY(d->kind != held_kind(head) || d->class != class
+                     || d->source.port != head->source.port
+                     || d->source.rxq != head->source.rxq)) {
+        drain_end_run(s, d);
+        d->kind = held_kind(head);
+        d->class = class;
+        d->source = head->source;
+    }
+    d->n_run++;
+    d->n_run_bytes += bytes;
+
+    if (OVS_LIKELY(held_is_stamped(head))) {
+        uint64_t late_ns = d->now_ns > edt_ns ? d->now_ns - edt_ns : 0;
+        unsigned int bin = histogram_bin(late_ns >> (SHAPER_LATENESS_SHIFT
+                                                     - 1),
+                                         SHAPER_LATENESS_BINS);
+
+        counter_add(&s->lateness[bin], 1);
+    } else {
+        s->n_unstamped--;
+        class->unstamped_bytes -= bytes;
+    }
+    counter_add(&q->tx_packets, 1);
+    counter_add(&q->tx_bytes, bytes);
+
+    dp_packet_batch_add(d->batch, packet);
+    d->full = dp_packet_batch_is_full(d->batch);
+
+    flow_pop(s, q);
+    if (q->n_packets) {
+        flow_schedule(s, q, flow_head(q)->edt_ns, d->now_ns);
+    } else {
+        flow_becomes_idle(s, q, d->now_ns);
+    }
+}
 
 /* Sends the head of the first ready FIFO of 'class', dropping what has
  * expired.  Returns the bytes that count at port and queue, 0 if none. */
@@ -1300,51 +1417,67 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
 {
     struct flow_queue *q = CONTAINER_OF(ovs_list_front(&class->ready),
                                         struct flow_queue, list_node);
-    struct held_packet held = *flow_head(q);
-    uint64_t late_ns = d->now_ns > held.edt_ns ? d->now_ns - held.edt_ns : 0;
-    uint32_t charged = 0;
+    const struct held_packet *head = flow_head(q);
+    uint32_t charged = held_bytes(head) + s->config->overhead_bytes;
 
-    if (!dp_packet_batch_is_empty(d->batch)
-        && d->type != held_type(&held)) {
-        /* Devices expect all packets of a batch to have one source. */
+    if (!drain_fits(d, head)) {
         d->full = true;
         return 0;
     }
 
     ovs_list_pop_front(&class->ready);
-    flow_pop(s, q);
-    held_uncount(s, q, &held);
-
     if (OVS_UNLIKELY(s->config->paced && !s->releasing
-                     && late_ns > (s->config->max_delay_ns
-                                   + MAX_CATCH_UP_NS))) {
-        count_drop(s, class, SHAPER_DROP_EXPIRED);
-        dp_packet_delete(held.packet);
+                     && d->now_ns > (head->edt_ns + s->config->max_delay_ns
+                                     + MAX_CATCH_UP_NS))) {
+        flow_drop_head(s, q, SHAPER_DROP_EXPIRED);
         d->full = ++d->n_expired == MAX_EXPIRED;
-    } else {
-        dp_packet_batch_add(d->batch, held.packet);
-        d->type = held_type(&held);
-        d->full = dp_packet_batch_is_full(d->batch);
-        charged = held_bytes(&held) + s->config->overhead_bytes;
-        counter_add(&q->tx_packets, 1);
-        counter_add(&q->tx_bytes, held_bytes(&held));
-        d->n_class_packets++;
-        d->n_class_bytes += held_bytes(&held);
-        if (held_is_stamped(&held)) {
-            unsigned int bin = histogram_bin(late_ns >> (SHAPER_LATENESS_SHIFT
-                                                         - 1),
-                                             SHAPER_LATENESS_BINS);
-
-            counter_add(&s->lateness[bin], 1);
+        if (q->n_packets) {
+            flow_schedule(s, q, flow_head(q)->edt_ns, d->now_ns);
+        } else {
+            flow_becomes_idle(s, q, d->now_ns);
         }
+        return 0;
     }
-
-    if (q->n_packets) {
-        flow_schedule(s, q, flow_head(q)->edt_ns, d->now_ns);
-    } else {
-        flow_becomes_idle(s, q, d->now_ns);
-    }
+    drain_send(s, q, class, d);
     return charged;
+}
+
+/* Sends the heads that the scheduler has due, one of each FIFO, in the order
+ * of their times.  For when nothing but the batch's size limits what is sent.
+ *
+ * A FIFO of which the next packet is due, too, becomes ready.  So that it does
+ * not have a second turn before others have one, a round that the batch's size
+ * has cut short goes on in the next call. */
+static void
+drain_due(struct flow_shaper *s, struct drain *d)
+{
+    struct shaper_node *nodes[NETDEV_MAX_BURST];
+    size_t room, n;
+
+    s->round_ns = d->now_ns;
+    do {
+        room = NETDEV_MAX_BURST - dp_packet_batch_size(d->batch);
+        n = edt_sched_dequeue(s->sched, d->now_ns, (void **) nodes, room);
+
+        for (size_t i = 0; i < n; i++) {
+            OVS_PREFETCH(flow_head(node_flow(nodes[i]))->packet);
+        }
+        for (size_t i = 0; i < n; i++) {
+            struct flow_queue *q = node_flow(nodes[i]);
+
+            if (OVS_UNLIKELY(!drain_fits(d, flow_head(q)))) {
+                d->full = true;
+                for (; i < n; i++) {
+                    flow_set_ready(s, node_flow(nodes[i]));
+                }
+                return;
+            }
+            drain_send(s, q, flow_class(s, q), d);
+        }
+    } while (n == room && !d->full);
+    if (n < room) {
+        s->round_ns = 0;
+    }
 }
 
 /* Lets 'class' send, one packet of each FIFO in turn, for as long as it, the
@@ -1389,11 +1522,6 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
     if (cost) {
         edt_meter_charge(&class->pace->meter, start, cost);
     }
-    counter_add(&class->tx_packets, d->n_class_packets);
-    counter_add(&class->tx_bytes, d->n_class_bytes);
-    d->bytes += d->n_class_bytes;
-    d->n_class_packets = 0;
-    d->n_class_bytes = 0;
 
     if (ovs_list_is_empty(&class->ready)) {
         class->active = class->backlogged = false;
@@ -1417,6 +1545,23 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
         ovs_list_push_back(&s->active_classes, &class->active_node);
     }
     return port_allows;
+}
+
+/* Makes FIFOs ready that have not had their turn in the unfinished round of
+ * drain_due(), before those that had theirs. */
+static void
+end_round(struct flow_shaper *s)
+{
+    for (size_t i = 0; i < s->n_classes; i++) {
+        ovs_list_push_back_all(&s->classes[i].had_turn, &s->classes[i].ready);
+    }
+    while (take_due(s, s->round_ns) == DUE_BURST) {
+        continue;
+    }
+    for (size_t i = 0; i < s->n_classes; i++) {
+        ovs_list_push_back_all(&s->classes[i].ready, &s->classes[i].had_turn);
+    }
+    s->round_ns = 0;
 }
 
 /* Makes all that 's' holds due. */
@@ -1461,8 +1606,16 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
     }
 
     if (!s->config->sched.slot_by_slot) {
-        while (take_due(s, now_ns) == DUE_BURST) {
-            continue;
+        if (s->round_ns && s->round_ns != now_ns) {
+            end_round(s);
+        }
+        if (s->round_ns
+            || (!s->config->paced && ovs_list_is_empty(&s->active_classes))) {
+            drain_due(s, &d);
+        } else {
+            while (take_due(s, now_ns) == DUE_BURST) {
+                continue;
+            }
         }
     }
     while (!d.full) {
@@ -1486,6 +1639,7 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
     }
 
+    drain_end_run(s, &d);
     if (d.port && d.port_ticks != port_start) {
         edt_meter_charge(&port->meter, port_start, d.port_ticks - port_start);
     }
@@ -1620,7 +1774,7 @@ account_cb(struct flow_shaper *s OVS_UNUSED, struct flow_queue *q,
                                     held->source, held_bytes(held));
             } else {
                 shaper_thread_uncount(aux->thread, held_pool(held),
-                                      held->source, held_bytes(held));
+                                      held->source, 1, held_bytes(held));
             }
         }
     }

@@ -104,15 +104,16 @@ shaper_thread_count(struct shaper_thread *thread, uint8_t pool_idx,
     thread->bytes_by_rxq[source.rxq] += bytes;
 }
 
-/* Takes back what shaper_thread_count() did with the same arguments. */
+/* Takes back what shaper_thread_count() did for 'n' packets of together
+ * 'bytes' bytes. */
 static inline void
 shaper_thread_uncount(struct shaper_thread *thread, uint8_t pool_idx,
-                      struct shaper_source source, uint32_t bytes)
+                      struct shaper_source source, uint32_t n, uint64_t bytes)
 {
     struct shaper_pool *pool = &thread->pools[pool_idx];
 
-    pool->held--;
-    pool->held_by_port[source.port]--;
+    pool->held -= n;
+    pool->held_by_port[source.port] -= n;
     thread->bytes_by_rxq[source.rxq] -= bytes;
 }
 
