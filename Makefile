@@ -81,7 +81,7 @@ check: root all venv probe
 
 # What is measured, and how: docs/results.md.
 bench bench-quick: root all ovs-stock venv probe
-	@$(FB_VENV)/bin/python benchmarks/run.py $(if $(findstring quick,$@),--quick) all
+	@$(FB_VENV)/bin/python benchmarks/run.py all $(if $(findstring quick,$@),--quick)
 
 root:
 	@[ "$$(id -u)" -eq 0 ] || { echo 'this needs root: sudo make' >&2; exit 1; }

@@ -1,0 +1,324 @@
+"""A switch to be measured: OVS-DPDK from a build tree, and traffic through it.
+
+One PMD thread receives from an endless source (net_pcap, which the thread
+itself copies packets from) and sends to one port.  Nothing but the switch takes
+part, so what is measured is what one core of the switch does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fbtest.netns import link_counters
+from fbtest.ovs import Ovs
+from fbtest.pcap import FlowSpec, tagged_frame, write_frames
+from fbtest.proc import wait_until
+from fbtest.testbed import Host, Testbed
+
+from benchmarks import openflow
+
+REPO = Path(__file__).resolve().parent.parent
+BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
+
+#: All there are; a rig keeps this process off the PMD thread's.
+_CPUS = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+#: The trees that are compared.
+OURS, STOCK = "ovs", "ovs-stock"
+#: A meter's rate in kbit/s that no traffic reaches.
+NO_LIMIT = 4_000_000_000
+
+# Tells the environment of the sandbox it is started in, and stays until the
+# end of its input, which also comes if we are killed.
+_INSIDE = """
+import json, os, sys
+print("BENCH " + json.dumps(dict(os.environ)), flush=True)
+sys.stdin.read()
+"""
+
+
+class Switch:
+    """A running ovs-vswitchd, of OVS tree build/`tree`.
+
+    Several can run at a time if all but one are `private`: in network namespaces
+    of their own, which ports to other namespaces cannot be made from.
+    """
+
+    def __init__(self, tree: str = OURS, *, dpdk_extra: Sequence[str] = (),
+                 config: Mapping[str, str | int] | None = None, private: bool = False):
+        if not (BUILD / tree / "vswitchd" / "ovs-vswitchd").exists():
+            raise RuntimeError(f"{BUILD / tree} is not built: run 'make ovs-stock'")
+        options = ["--private-net"] if private else []
+        options += [f"--dpdk-extra={arg}" for arg in dpdk_extra]
+        for key, value in (config or {}).items():
+            options += ["--set", f"{key}={value}"]
+        self._sandbox = subprocess.Popen(
+            ["taskset", "--cpu-list", _CPUS, str(REPO / "utilities" / "fb-sandbox"), "run",
+             "--stock-tree", str(BUILD / tree), *options, "--", sys.executable, "-c", _INSIDE],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            self.ovs = Ovs(self._environ())
+            self.pid = self.ovs.pid()
+            self._control = socket.socket(socket.AF_UNIX)
+            self._control.settimeout(60)
+            self._control.connect(
+                str(Path(self.ovs.env["OVS_RUNDIR"], f"ovs-vswitchd.{self.pid}.ctl")))
+        except BaseException:
+            self.close()
+            raise
+
+    def _environ(self) -> dict[str, str]:
+        assert self._sandbox.stdout is not None
+        for line in self._sandbox.stdout:
+            if line.startswith("BENCH "):
+                return json.loads(line[len("BENCH "):])
+        raise RuntimeError(f"fb-sandbox ended with status {self._sandbox.wait()}")
+
+    def __enter__(self) -> Switch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _exc: BaseException | None,
+                 _traceback: TracebackType | None) -> None:
+        status = self.close()
+        if status and kind is None:
+            raise RuntimeError(f"fb-sandbox ended with status {status}")
+
+    def close(self) -> int:
+        """End it; returns the sandbox's exit status."""
+        assert self._sandbox.stdin is not None
+        self.resume()
+        self._sandbox.stdin.close()
+        try:
+            return self._sandbox.wait(60)
+        except subprocess.TimeoutExpired:
+            self._sandbox.terminate()
+            return self._sandbox.wait(60)
+
+    def pause(self) -> None:
+        """Stop vswitchd, with its PMD threads, until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let vswitchd run again."""
+        if hasattr(self, "pid"):
+            os.kill(self.pid, signal.SIGCONT)
+
+    def ctl(self, command: str, *args: str) -> str:
+        """What ``ovs-appctl`` would print, without starting a program."""
+        request = {"id": 0, "method": command, "params": args}
+        self._control.sendall(json.dumps(request).encode())
+        text = b""
+        while True:
+            more = self._control.recv(1 << 16)
+            if not more:
+                raise RuntimeError(f"{command}: ovs-vswitchd is gone")
+            text += more
+            try:
+                reply = json.loads(text)
+            except ValueError:
+                continue  # There is more to come.
+            if reply["error"]:
+                raise RuntimeError(f"{command}: {reply['error']}")
+            return reply["result"]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The frames of each destination, in turn; bytes without FCS."""
+
+    name: str
+    sizes: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean bytes of a frame."""
+        return sum(self.sizes) / len(self.sizes)
+
+
+LARGE = Mix("1514 B", (1514,))
+SMALL = Mix("64 B", (64,))
+# 7:4:1, as evenly as 12 frames allow.
+IMIX = Mix("IMIX", (64, 570, 64, 64, 570, 64, 1514, 64, 570, 64, 570, 64))
+
+
+def address(n: int) -> str:
+    """The IPv4 address of destination `n`, counted from 0."""
+    return f"10.{73 + (n >> 16)}.{n >> 8 & 255}.{n & 255}"
+
+
+def frames(n_destinations: int, mix: Mix) -> Iterator[bytes]:
+    """Frames to each destination in turn; sizes differ within a turn."""
+    templates = {size: tagged_frame(FlowSpec(0, frame_size=size)) for size in set(mix.sizes)}
+    for turn in range(len(mix.sizes)):
+        for n in range(n_destinations):
+            frame = templates[mix.sizes[(turn + n) % len(mix.sizes)]]
+            frame[30:34] = bytes(map(int, address(n).split(".")))
+            frame[24:26] = b"\0\0"
+            words = sum(int.from_bytes(frame[at:at + 2], "big") for at in range(14, 34, 2))
+            words = (words & 0xFFFF) + (words >> 16)
+            frame[24:26] = (~(words + (words >> 16)) & 0xFFFF).to_bytes(2, "big")
+            yield bytes(frame)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters at one time.
+
+    `sent` is the sending port's own counter (or the kernel's), behind the
+    shaper; `cycles` and `received` are the PMD thread's; `run_ns` is how long
+    the kernel let that thread run.
+    """
+
+    time_s: float
+    sent: int
+    received: int
+    cycles: int
+    run_ns: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What happened between two readings.
+
+    `pps` is packets a second; `share` the part of the time in which the PMD
+    thread had its core, to some milliseconds; `cycles` TSC cycles a packet.
+    """
+
+    pps: float
+    share: float
+    cycles: float
+
+
+class Rig:
+    """Traffic through a switch: a source, flows, meters and a port to send to.
+
+    `sink` is ``net_null``, whose transmit costs nothing, or ``af_packet``: a
+    veth whose other end is in a namespace of its own, a system call a burst.
+    """
+
+    def __init__(self, switch: Switch, n_destinations: int, mix: Mix = LARGE,
+                 sink: str = "net_null"):
+        self.switch, self.n, self.mix = switch, n_destinations, mix
+        self.ovs = switch.ovs
+        self._stack = ExitStack()
+        self._host: Host | None = None
+        try:
+            self.bed = self._stack.enter_context(Testbed(self.ovs.env))
+            # A PMD thread should have its core to itself: keep off it.
+            self._stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, self.bed.cpus)
+            if sink == "net_null":
+                self.out = self.bed.sink("out")
+            else:
+                self._host = self.bed.host("out")
+                self.out = self._host.port
+            capture = self.bed.dir / "source.pcap"
+            write_frames(capture, frames(n_destinations, mix))
+            self.bed.add_port("src", f"net_pcap,rx_pcap={capture},infinite_rx=1")
+            self._pmd = wait_until(self._pmd_thread, "the PMD thread runs")
+            os.setpriority(os.PRIO_PROCESS, self._pmd, -20)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.switch.resume()
+        self._stack.close()
+
+    def _pmd_thread(self) -> int:
+        for task in Path(f"/proc/{self.switch.pid}/task").iterdir():
+            if (task / "comm").read_text().startswith("pmd-"):
+                return int(task.name)
+        return 0
+
+    # Forwarding.
+
+    def set_meters(self, total_bps: float | None, *, burst_frames: int = 0,
+                   modify: bool = False) -> None:
+        """A meter for each destination, of equal parts of a rate; None: no limit."""
+        kbps = NO_LIMIT if total_bps is None else round(total_bps / self.n / 1000)
+        # A burst is in whole kbit.
+        burst = -(-burst_frames * max(self.mix.sizes) * 8 // 1000)
+        with openflow.Connection(self.ovs.env["OVS_RUNDIR"], self.bed.bridge) as connection:
+            connection.set_meters(openflow.MODIFY if modify else openflow.ADD,
+                                  ((n + 1, kbps) for n in range(self.n)), burst)
+
+    def forward(self, *, metered: bool) -> None:
+        """One flow for each destination, through its meter or not."""
+        self.ovs.replace_flows(self.bed.bridge, (
+            f"ip,nw_dst={address(n)},actions={f'meter:{n + 1},' if metered else ''}"
+            f"output:{self.out.number}" for n in range(self.n)))
+
+    # Measurement.
+
+    def read(self) -> Reading:
+        """The counters now."""
+        before = time.monotonic()
+        sent = self._sent()
+        after = time.monotonic()
+        run = Path(f"/proc/{self.switch.pid}/task/{self._pmd}/schedstat").read_text()
+        stats = self._pmd_stats()
+        return Reading((before + after) / 2, sent, stats["packets received"],
+                       stats["idle cycles"] + stats["processing cycles"], int(run.split()[0]))
+
+    def _sent(self) -> int:
+        if self._host is not None:
+            # The driver counts frames that the kernel did not take.
+            return link_counters()[self._host.outer].tx_packets
+        lines = iter(self.switch.ctl("dpctl/show", "-s", "netdev@ovs-netdev").splitlines())
+        for line in lines:
+            if line.split()[:3:2] == ["port", "out"]:
+                for line in lines:
+                    if line.startswith("    TX packets:"):
+                        return int(line.split(":")[1].split()[0])
+        raise RuntimeError("the port is gone")
+
+    def _pmd_stats(self) -> dict[str, int]:
+        text = self.switch.ctl("dpif-netdev/pmd-stats-show")
+        block = text[text.index("pmd thread "):text.index("main thread")]
+        pairs = (line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
+        return {key: int(value.split()[0]) for key, value in pairs
+                if value.split()[0].isdigit()}
+
+    def measure(self, seconds: float) -> Speed:
+        """What leaves in `seconds` from now on."""
+        first = self.read()
+        time.sleep(seconds)
+        return speed(first, self.read())
+
+
+def speed(first: Reading, last: Reading) -> Speed:
+    """What happened between two readings."""
+    seconds = last.time_s - first.time_s
+    sent = last.sent - first.sent
+    received = max(1, last.received - first.received)
+    return Speed(sent / seconds, (last.run_ns - first.run_ns) / 1e9 / seconds,
+                 (last.cycles - first.cycles) / received)
+
+
+@contextmanager
+def only(switch: Switch, others: Iterable[Switch]) -> Iterator[None]:
+    """Let `switch` run and hold the others, which share the PMD thread's core with it."""
+    for other in others:
+        if other is not switch:
+            other.pause()
+    switch.resume()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.resume()
