@@ -15,7 +15,19 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks.lab import IMIX, LARGE, OURS, SMALL, STOCK, Mix, Rig, Switch, only
+from benchmarks.lab import (
+    IMIX,
+    LARGE,
+    NULL,
+    OURS,
+    SMALL,
+    STOCK,
+    Mix,
+    Rig,
+    Sink,
+    Switch,
+    only,
+)
 from benchmarks.results import progress, table
 from benchmarks.stats import spread
 
@@ -37,7 +49,7 @@ VARIANTS = (Variant("unpatched", STOCK, False),
 
 
 def measure(switch: Switch, n: int, mix: Mix, metered: tuple[bool, ...], seconds: float,
-            sink: str = "net_null") -> list[float]:
+            sink: Sink = NULL) -> list[float]:
     """Packets a second, without or with meters, that never drop."""
     speeds = []
     with Rig(switch, n, mix, sink) as rig:

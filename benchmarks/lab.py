@@ -134,6 +134,19 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Sink:
+    """A port to send to; `driver` is net_null or net_af_packet."""
+
+    name: str
+    driver: str
+
+
+NULL = Sink("net_null", "net_null")
+#: A veth whose other end is in a namespace of its own: a system call a burst.
+AF_PACKET = Sink("af_packet", "net_af_packet")
+
+
+@dataclass(frozen=True)
 class Mix:
     """The frames of each destination, in turn; bytes without FCS."""
 
@@ -201,28 +214,25 @@ class Speed:
 
 
 class Rig:
-    """Traffic through a switch: a source, flows, meters and a port to send to.
-
-    `sink` is ``net_null``, whose transmit costs nothing, or ``af_packet``: a
-    veth whose other end is in a namespace of its own, a system call a burst.
-    """
+    """Traffic through a switch: a source, flows, meters and a port to send to."""
 
     def __init__(self, switch: Switch, n_destinations: int, mix: Mix = LARGE,
-                 sink: str = "net_null"):
+                 sink: Sink = NULL):
         self.switch, self.n, self.mix = switch, n_destinations, mix
         self.ovs = switch.ovs
         self._stack = ExitStack()
         self._host: Host | None = None
+        self._has_meters = False
         try:
             self.bed = self._stack.enter_context(Testbed(self.ovs.env))
             # A PMD thread should have its core to itself: keep off it.
             self._stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
             os.sched_setaffinity(0, self.bed.cpus)
-            if sink == "net_null":
-                self.out = self.bed.sink("out")
-            else:
+            if sink.driver == "net_af_packet":
                 self._host = self.bed.host("out")
                 self.out = self._host.port
+            else:
+                self.out = self.bed.sink("out")
             capture = self.bed.dir / "source.pcap"
             write_frames(capture, frames(n_destinations, mix))
             self.bed.add_port("src", f"net_pcap,rx_pcap={capture},infinite_rx=1")
@@ -247,15 +257,18 @@ class Rig:
 
     # Forwarding.
 
-    def set_meters(self, total_bps: float | None, *, burst_frames: int = 0,
-                   modify: bool = False) -> None:
-        """A meter for each destination, of equal parts of a rate; None: no limit."""
+    def set_meters(self, total_bps: float | None, burst_frames: int = 0) -> None:
+        """A meter for each destination, of equal parts of a rate; None: no limit.
+
+        Meters that are there change in place.  Rates are in whole kbit/s, bursts
+        in whole kbit.
+        """
         kbps = NO_LIMIT if total_bps is None else round(total_bps / self.n / 1000)
-        # A burst is in whole kbit.
         burst = -(-burst_frames * max(self.mix.sizes) * 8 // 1000)
+        command = openflow.MODIFY if self._has_meters else openflow.ADD
         with openflow.Connection(self.ovs.env["OVS_RUNDIR"], self.bed.bridge) as connection:
-            connection.set_meters(openflow.MODIFY if modify else openflow.ADD,
-                                  ((n + 1, kbps) for n in range(self.n)), burst)
+            connection.set_meters(command, ((n + 1, kbps) for n in range(self.n)), burst)
+        self._has_meters = True
 
     def forward(self, *, metered: bool) -> None:
         """One flow for each destination, through its meter or not."""

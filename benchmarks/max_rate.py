@@ -1,0 +1,259 @@
+"""The highest rate that is shaped accurately, with 1 to 256 destinations.
+
+As in the FlowBundler paper's figure 8: the total of equal rates, one for each
+destination, is raised until what leaves is more than 1 % off it.  What leaves
+is counted by the port's driver (or the kernel), behind the shaper.
+
+The source offers more than any rate, but no packet is dropped: a receive queue
+is not polled while so many bytes that it received wait
+(other_config:shaper-rx-limit), which stands for a sender with a bounded window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from benchmarks.ceiling import measure as measure_ceiling
+from benchmarks.lab import (
+    AF_PACKET,
+    IMIX,
+    LARGE,
+    NULL,
+    OURS,
+    SMALL,
+    STOCK,
+    Mix,
+    Rig,
+    Sink,
+    Switch,
+)
+from benchmarks.results import progress, table
+from benchmarks.search import highest
+
+TITLE = "Highest accurately shaped rate"
+
+#: The part by which the rate may be off.
+TOLERANCE = 0.01
+#: What no shaper here reaches, and the least that is tried, in bit/s.
+HIGHEST, LOWEST = 400e9, 50e6
+#: Frames that may wait for each destination, and at least in all.
+FRAMES_EACH, FRAMES = 8, 64
+#: A meter's burst: as small as a packet, rounded up to a kbit.
+BURST_FRAMES = 1
+#: Time of the whole rate that waits besides, so that a late poll finds packets.
+POLL_GAP_S = 50e-6
+#: No packet is dropped for its waiting time.
+MAX_DELAY_US = 10_000_000
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A scheduler of the port, and how it is configured."""
+
+    name: str
+    granularity_ns: int = 0
+    batching: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        if not self.granularity_ns:
+            return self.name
+        return f"{self.name} {self.granularity_ns} ns, {self.batching}"
+
+    @property
+    def options(self) -> dict[str, str | int]:
+        """Its keys of the QoS."""
+        keys: dict[str, str | int] = {"scheduler": self.name}
+        if self.granularity_ns:
+            keys |= {"slot-granularity": self.granularity_ns, "slot-batching": self.batching}
+        return keys
+
+
+MLTW = Scheduler("mltw")
+SCHEDULERS = (MLTW, *(Scheduler(name, ns, batching) for ns in (100, 1000)
+                      for name in ("carousel", "eiffel") for batching in ("slot", "all")))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where it is measured."""
+
+    sink: Sink
+    n: int
+    mix: Mix
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return f"{self.n} x {self.mix.name}"
+
+
+@dataclass(frozen=True)
+class Try:
+    """One rate that was tried, and what was achieved, in bit/s."""
+
+    target: float
+    achieved: float
+    share: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is close enough."""
+        return abs(self.achieved / self.target - 1) <= TOLERANCE
+
+
+class Shaped:
+    """A rig whose port shapes, each destination at the same rate."""
+
+    def __init__(self, rig: Rig, scheduler: Scheduler, seconds: float):
+        self.rig, self.seconds = rig, seconds
+        self.tries: list[Try] = []
+        rig.ovs.clear_qos("out")
+        rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
+
+    def set_rate(self, total_bps: float) -> None:
+        """Change the rate of all meters, and what may wait, in place."""
+        largest = max(self.rig.mix.sizes)
+        limit = max(FRAMES, FRAMES_EACH * self.rig.n) * largest + total_bps / 8 * POLL_GAP_S
+        self.rig.ovs.set_config(shaper_rx_limit=round(limit))
+        self.rig.set_meters(total_bps, BURST_FRAMES)
+
+    def attempt(self, total_bps: float) -> Try:
+        """What is achieved of a rate, once it is steady."""
+        self.set_rate(total_bps)
+        self._settle()
+        # Again, if other work took the PMD thread's core meanwhile.
+        for _ in range(3):
+            seen = self.rig.measure(self.seconds)
+            tried = Try(total_bps, seen.pps * self.rig.mix.mean * 8, seen.share)
+            if tried.holds or seen.share > 0.985:
+                break
+        self.tries.append(tried)
+        return tried
+
+    def _settle(self) -> None:
+        last = 0.0
+        for _ in range(10):
+            now = self.rig.measure(0.1).pps
+            if abs(now - last) <= 0.005 * now:
+                return
+            last = now
+
+    def search(self, guess: float) -> dict[str, Any]:
+        """The highest rate that is held, and all that was tried."""
+        rate = highest(lambda bps: self.attempt(bps).holds, guess,
+                       lowest=LOWEST, ceiling=HIGHEST)
+        return {"bps": rate, "tries": [asdict(t) for t in self.tries]}
+
+
+def cases(quick: bool) -> list[Case]:
+    """Where to measure: destinations and frames."""
+    if quick:
+        return [Case(NULL, n, LARGE) for n in (4, 16)]
+    sinks = (NULL, AF_PACKET)
+    return ([Case(sink, n, LARGE) for sink in sinks for n in (1, 2, 4, 8, 16, 64, 256)]
+            + [Case(NULL, 16, mix) for mix in (SMALL, IMIX)])
+
+
+def ceilings(found: list[Case], seconds: float) -> list[float]:
+    """What unpatched OVS with meters that never drop forwards, in bit/s."""
+    rates = []
+    with Switch(STOCK) as switch:
+        for case in found:
+            progress(f"max-rate: ceiling, {case.sink.name}, {case.label}")
+            pps = measure_ceiling(switch, case.n, case.mix, (True,), seconds, case.sink)[0]
+            rates.append(pps * case.mix.mean * 8)
+    return rates
+
+
+def shaped(found: list[Case], guesses: list[float], schedulers: tuple[Scheduler, ...],
+           seconds: float) -> list[dict[str, Any]]:
+    """The highest rates of all cases and schedulers."""
+    cells = []
+    config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
+    with Switch(OURS, config=config) as switch:
+        for case, guess in zip(found, guesses, strict=True):
+            with Rig(switch, case.n, case.mix, case.sink) as rig:
+                rig.set_meters(LOWEST, BURST_FRAMES)
+                rig.forward(metered=True)
+                for scheduler in schedulers:
+                    progress(f"max-rate: {case.sink.name}, {case.label}, {scheduler.label}")
+                    cells.append({"sink": case.sink.name, "case": case.label, "n": case.n,
+                                  "mix": case.mix.name, "scheduler": scheduler.label}
+                                 | Shaped(rig, scheduler, seconds).search(guess))
+    return cells
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Ceilings, shaped rates, and the ceilings again: whether the machine was steady."""
+    seconds = 0.3 if quick else 1.0
+    found = cases(quick)
+    schedulers = tuple(s for s in SCHEDULERS if s == MLTW or s.granularity_ns == 100) \
+        if quick else SCHEDULERS
+    before = ceilings(found, seconds)
+    cells = shaped(found, [0.9 * rate for rate in before], schedulers, seconds)
+    after = before if quick else ceilings(found, seconds)
+    return {
+        "seconds": seconds, "schedulers": [s.label for s in schedulers], "cells": cells,
+        "tolerance": TOLERANCE, "ceilings": [
+            {"sink": case.sink.name, "case": case.label, "n": case.n, "mix": case.mix.name,
+             "bps": (first + last) / 2, "change": last / first - 1}
+            for case, first, last in zip(found, before, after, strict=True)],
+    }
+
+
+def _cells(results: dict[str, Any], sink: str, case: str) -> dict[str, float]:
+    """bit/s by scheduler."""
+    return {cell["scheduler"]: cell["bps"] for cell in results["cells"]
+            if (cell["sink"], cell["case"]) == (sink, case)}
+
+
+def text(results: dict[str, Any]) -> str:
+    """A table for each port, and the ratios that are asked for."""
+    parts = []
+    for sink in dict.fromkeys(c["sink"] for c in results["ceilings"]):
+        rows, ratios = [], []
+        for ceiling in (c for c in results["ceilings"] if c["sink"] == sink):
+            rates = _cells(results, sink, ceiling["case"])
+            rows.append([ceiling["case"], f"{ceiling['bps'] / 1e9:.1f}",
+                         *(f"{rates[name] / 1e9:.2f}" for name in results["schedulers"])])
+            ratios.append([ceiling["case"], f"{rates['mltw'] / ceiling['bps']:.2f}",
+                           *(f"{rates['mltw'] / rates[name]:.2f}" if rates[name] else "-"
+                             for name in results["schedulers"][1:])])
+        parts += [f"Sent to {sink}, Gbit/s:",
+                  table(["destinations x frames", "ceiling", *results["schedulers"]], rows),
+                  "mltw against the ceiling and the others (ratio):",
+                  table(["destinations x frames", "ceiling", *results["schedulers"][1:]],
+                        ratios)]
+    worst = max(abs(c["change"]) for c in results["ceilings"])
+    parts.append(f"Ceiling: unpatched, with meters that never drop; it changed by up to "
+                 f"{worst:.1%} from before to after. Rates held within "
+                 f"{results['tolerance']:.0%} for {results['seconds']} s.")
+    return "\n\n".join(parts)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """The rate over the number of destinations, one panel a port."""
+    large = [c for c in results["ceilings"] if c["mix"] == LARGE.name]
+    sinks = list(dict.fromkeys(c["sink"] for c in large))
+    figure, panels = plt.subplots(1, len(sinks), figsize=(1 + 4.2 * len(sinks), 4),
+                                  layout="constrained", squeeze=False, sharex=True)
+    for axes, sink in zip(panels[0], sinks, strict=True):
+        mine = [c for c in large if c["sink"] == sink]
+        numbers = [c["n"] for c in mine]
+        axes.plot(numbers, [c["bps"] / 1e9 for c in mine], "k--", label="ceiling, no shaping")
+        for name in results["schedulers"]:
+            axes.plot(numbers, [_cells(results, sink, c["case"])[name] / 1e9 for c in mine],
+                      "o-" if name == MLTW.name else ".-", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set(title=sink, xlabel="destinations", ylabel="highest shaped rate (Gbit/s)")
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(numbers, numbers)
+    panels[0][-1].legend(fontsize="x-small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
