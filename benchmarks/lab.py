@@ -132,6 +132,14 @@ class Switch:
                 raise RuntimeError(f"{command}: {reply['error']}")
             return reply["result"]
 
+    def pmd_stats(self) -> dict[str, int]:
+        """The PMD thread's counters, by the names that pmd-stats-show has for them."""
+        text = self.ctl("dpif-netdev/pmd-stats-show")
+        block = text[text.index("pmd thread "):text.index("main thread")]
+        pairs = (line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
+        return {key: int(value.split()[0]) for key, value in pairs
+                if value.split()[0].isdigit()}
+
 
 @dataclass(frozen=True)
 class Sink:
@@ -222,7 +230,7 @@ class Rig:
         self.ovs = switch.ovs
         self._stack = ExitStack()
         self._host: Host | None = None
-        self._has_meters = False
+        self.has_meters = False
         try:
             self.bed = self._stack.enter_context(Testbed(self.ovs.env))
             # A PMD thread should have its core to itself: keep off it.
@@ -265,10 +273,10 @@ class Rig:
         """
         kbps = NO_LIMIT if total_bps is None else round(total_bps / self.n / 1000)
         burst = -(-burst_frames * max(self.mix.sizes) * 8 // 1000)
-        command = openflow.MODIFY if self._has_meters else openflow.ADD
+        command = openflow.MODIFY if self.has_meters else openflow.ADD
         with openflow.Connection(self.ovs.env["OVS_RUNDIR"], self.bed.bridge) as connection:
             connection.set_meters(command, ((n + 1, kbps) for n in range(self.n)), burst)
-        self._has_meters = True
+        self.has_meters = True
 
     def forward(self, *, metered: bool) -> None:
         """One flow for each destination, through its meter or not."""
@@ -284,7 +292,7 @@ class Rig:
         sent = self._sent()
         after = time.monotonic()
         run = Path(f"/proc/{self.switch.pid}/task/{self._pmd}/schedstat").read_text()
-        stats = self._pmd_stats()
+        stats = self.switch.pmd_stats()
         return Reading((before + after) / 2, sent, stats["packets received"],
                        stats["idle cycles"] + stats["processing cycles"], int(run.split()[0]))
 
@@ -299,13 +307,6 @@ class Rig:
                     if line.startswith("    TX packets:"):
                         return int(line.split(":")[1].split()[0])
         raise RuntimeError("the port is gone")
-
-    def _pmd_stats(self) -> dict[str, int]:
-        text = self.switch.ctl("dpif-netdev/pmd-stats-show")
-        block = text[text.index("pmd thread "):text.index("main thread")]
-        pairs = (line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
-        return {key: int(value.split()[0]) for key, value in pairs
-                if value.split()[0].isdigit()}
 
     def measure(self, seconds: float) -> Speed:
         """What leaves in `seconds` from now on."""

@@ -3,15 +3,11 @@
 As in the FlowBundler paper's figure 8: the total of equal rates, one for each
 destination, is raised until what leaves is more than 1 % off it.  What leaves
 is counted by the port's driver (or the kernel), behind the shaper.
-
-The source offers more than any rate, but no packet is dropped: a receive queue
-is not polled while so many bytes that it received wait
-(other_config:shaper-rx-limit), which stands for a sender with a bounded window.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,6 @@ from benchmarks.lab import (
     IMIX,
     LARGE,
     NULL,
-    OURS,
     SMALL,
     STOCK,
     Mix,
@@ -32,51 +27,10 @@ from benchmarks.lab import (
     Switch,
 )
 from benchmarks.results import progress, table
-from benchmarks.search import highest
+from benchmarks.shaped import MLTW, SCHEDULERS, TOLERANCE, Scheduler, Shaped
+from benchmarks.shaped import switch as shaping_switch
 
 TITLE = "Highest accurately shaped rate"
-
-#: The part by which the rate may be off.
-TOLERANCE = 0.01
-#: What no shaper here reaches, and the least that is tried, in bit/s.
-HIGHEST, LOWEST = 400e9, 50e6
-#: Frames that may wait for each destination, and at least in all.
-FRAMES_EACH, FRAMES = 8, 64
-#: A meter's burst: as small as a packet, rounded up to a kbit.
-BURST_FRAMES = 1
-#: Time of the whole rate that waits besides, so that a late poll finds packets.
-POLL_GAP_S = 50e-6
-#: No packet is dropped for its waiting time.
-MAX_DELAY_US = 10_000_000
-
-
-@dataclass(frozen=True)
-class Scheduler:
-    """A scheduler of the port, and how it is configured."""
-
-    name: str
-    granularity_ns: int = 0
-    batching: str = ""
-
-    @property
-    def label(self) -> str:
-        """What tables call it."""
-        if not self.granularity_ns:
-            return self.name
-        return f"{self.name} {self.granularity_ns} ns, {self.batching}"
-
-    @property
-    def options(self) -> dict[str, str | int]:
-        """Its keys of the QoS."""
-        keys: dict[str, str | int] = {"scheduler": self.name}
-        if self.granularity_ns:
-            keys |= {"slot-granularity": self.granularity_ns, "slot-batching": self.batching}
-        return keys
-
-
-MLTW = Scheduler("mltw")
-SCHEDULERS = (MLTW, *(Scheduler(name, ns, batching) for ns in (100, 1000)
-                      for name in ("carousel", "eiffel") for batching in ("slot", "all")))
 
 
 @dataclass(frozen=True)
@@ -91,64 +45,6 @@ class Case:
     def label(self) -> str:
         """What tables call it."""
         return f"{self.n} x {self.mix.name}"
-
-
-@dataclass(frozen=True)
-class Try:
-    """One rate that was tried, and what was achieved, in bit/s."""
-
-    target: float
-    achieved: float
-    share: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is close enough."""
-        return abs(self.achieved / self.target - 1) <= TOLERANCE
-
-
-class Shaped:
-    """A rig whose port shapes, each destination at the same rate."""
-
-    def __init__(self, rig: Rig, scheduler: Scheduler, seconds: float):
-        self.rig, self.seconds = rig, seconds
-        self.tries: list[Try] = []
-        rig.ovs.clear_qos("out")
-        rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
-
-    def set_rate(self, total_bps: float) -> None:
-        """Change the rate of all meters, and what may wait, in place."""
-        largest = max(self.rig.mix.sizes)
-        limit = max(FRAMES, FRAMES_EACH * self.rig.n) * largest + total_bps / 8 * POLL_GAP_S
-        self.rig.ovs.set_config(shaper_rx_limit=round(limit))
-        self.rig.set_meters(total_bps, BURST_FRAMES)
-
-    def attempt(self, total_bps: float) -> Try:
-        """What is achieved of a rate, once it is steady."""
-        self.set_rate(total_bps)
-        self._settle()
-        # Again, if other work took the PMD thread's core meanwhile.
-        for _ in range(3):
-            seen = self.rig.measure(self.seconds)
-            tried = Try(total_bps, seen.pps * self.rig.mix.mean * 8, seen.share)
-            if tried.holds or seen.share > 0.985:
-                break
-        self.tries.append(tried)
-        return tried
-
-    def _settle(self) -> None:
-        last = 0.0
-        for _ in range(10):
-            now = self.rig.measure(0.1).pps
-            if abs(now - last) <= 0.005 * now:
-                return
-            last = now
-
-    def search(self, guess: float) -> dict[str, Any]:
-        """The highest rate that is held, and all that was tried."""
-        rate = highest(lambda bps: self.attempt(bps).holds, guess,
-                       lowest=LOWEST, ceiling=HIGHEST)
-        return {"bps": rate, "tries": [asdict(t) for t in self.tries]}
 
 
 def cases(quick: bool) -> list[Case]:
@@ -175,12 +71,9 @@ def shaped(found: list[Case], guesses: list[float], schedulers: tuple[Scheduler,
            seconds: float) -> list[dict[str, Any]]:
     """The highest rates of all cases and schedulers."""
     cells = []
-    config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
-    with Switch(OURS, config=config) as switch:
+    with shaping_switch() as switch:
         for case, guess in zip(found, guesses, strict=True):
             with Rig(switch, case.n, case.mix, case.sink) as rig:
-                rig.set_meters(LOWEST, BURST_FRAMES)
-                rig.forward(metered=True)
                 for scheduler in schedulers:
                     progress(f"max-rate: {case.sink.name}, {case.label}, {scheduler.label}")
                     cells.append({"sink": case.sink.name, "case": case.label, "n": case.n,

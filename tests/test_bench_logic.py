@@ -9,6 +9,7 @@ import pytest
 from benchmarks.openflow import ADD, meter_mod
 from benchmarks.search import highest
 from benchmarks.stats import median_interval, quantile, spread
+from benchmarks.summary import replace_sections
 
 
 @pytest.mark.parametrize("truth", [0.06e9, 1e9, 9.7e9, 88e9, 399e9])
@@ -66,3 +67,13 @@ def test_meter_message() -> None:
     # OpenFlow 1.3: header, command, flags (kbps, burst, stats), meter; one drop band.
     assert meter_mod(ADD, 7, 100_000, 13).hex() == (
         "041d002000000000" "0000000d00000007" "00010010000186a00000000d00000000")
+
+
+def test_summary_replaces_only_its_sections() -> None:
+    page = ("by hand\n<!-- begin a -->\nold\n<!-- end a -->\nby hand, too\n"
+            "<!-- begin b -->\n<!-- end b -->\n")
+    new = replace_sections(page, {"a": "| 1 |\n", "c": "nowhere"})
+    assert new == page.replace("old", "| 1 |")
+    assert replace_sections(new, {"a": "| 1 |"}) == new
+    assert replace_sections(page, {"b": r"\1 is no reference"}).endswith(
+        "<!-- begin b -->\n\\1 is no reference\n<!-- end b -->\n")
