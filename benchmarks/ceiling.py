@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 from benchmarks.lab import (
     IMIX,
     LARGE,
+    NO_LIMIT,
     NULL,
     OURS,
     SMALL,
@@ -54,7 +55,7 @@ def measure(switch: Switch, n: int, mix: Mix, metered: tuple[bool, ...], seconds
     speeds = []
     with Rig(switch, n, mix, sink) as rig:
         if any(metered):
-            rig.set_meters(None)
+            rig.set_meters([NO_LIMIT] * n)
         for with_meters in metered:
             rig.forward(metered=with_meters)
             time.sleep(0.3)

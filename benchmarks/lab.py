@@ -36,8 +36,8 @@ _CPUS = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 #: The trees that are compared.
 OURS, STOCK = "ovs", "ovs-stock"
-#: A meter's rate in kbit/s that no traffic reaches.
-NO_LIMIT = 4_000_000_000
+#: A meter's rate in bit/s that no traffic reaches.
+NO_LIMIT = 4e12
 
 # Tells the environment of the sandbox it is started in, and stays until the
 # end of its input, which also comes if we are killed.
@@ -178,11 +178,11 @@ def address(n: int) -> str:
     return f"10.{73 + (n >> 16)}.{n >> 8 & 255}.{n & 255}"
 
 
-def frames(n_destinations: int, mix: Mix) -> Iterator[bytes]:
+def frames(destinations: range, mix: Mix) -> Iterator[bytes]:
     """Frames to each destination in turn; sizes differ within a turn."""
     templates = {size: tagged_frame(FlowSpec(0, frame_size=size)) for size in set(mix.sizes)}
     for turn in range(len(mix.sizes)):
-        for n in range(n_destinations):
+        for n in destinations:
             frame = templates[mix.sizes[(turn + n) % len(mix.sizes)]]
             frame[30:34] = bytes(map(int, address(n).split(".")))
             frame[24:26] = b"\0\0"
@@ -222,11 +222,15 @@ class Speed:
 
 
 class Rig:
-    """Traffic through a switch: a source, flows, meters and a port to send to."""
+    """Traffic through a switch: a source, flows, meters and a port to send to.
+
+    A source sends to its destinations in turn, so all of them get the rate of the
+    slowest.  A second source has `others` destinations more.
+    """
 
     def __init__(self, switch: Switch, n_destinations: int, mix: Mix = LARGE,
-                 sink: Sink = NULL):
-        self.switch, self.n, self.mix = switch, n_destinations, mix
+                 sink: Sink = NULL, others: int = 0):
+        self.switch, self.n, self.mix = switch, n_destinations + others, mix
         self.ovs = switch.ovs
         self._stack = ExitStack()
         self._host: Host | None = None
@@ -241,9 +245,9 @@ class Rig:
                 self.out = self._host.port
             else:
                 self.out = self.bed.sink("out")
-            capture = self.bed.dir / "source.pcap"
-            write_frames(capture, frames(n_destinations, mix))
-            self.bed.add_port("src", f"net_pcap,rx_pcap={capture},infinite_rx=1")
+            self._add_source("src", range(n_destinations))
+            if others:
+                self._add_source("others", range(n_destinations, self.n))
             self._pmd = wait_until(self._pmd_thread, "the PMD thread runs")
             os.setpriority(os.PRIO_PROCESS, self._pmd, -20)
         except BaseException:
@@ -263,19 +267,24 @@ class Rig:
                 return int(task.name)
         return 0
 
+    def _add_source(self, name: str, destinations: range) -> None:
+        capture = self.bed.dir / f"{name}.pcap"
+        write_frames(capture, frames(destinations, self.mix))
+        self.bed.add_port(name, f"net_pcap,rx_pcap={capture},infinite_rx=1")
+
     # Forwarding.
 
-    def set_meters(self, total_bps: float | None, burst_frames: int = 0) -> None:
-        """A meter for each destination, of equal parts of a rate; None: no limit.
+    def set_meters(self, rates_bps: Iterable[float], burst_frames: int = 0) -> None:
+        """A meter for each destination, of the rates given.
 
         Meters that are there change in place.  Rates are in whole kbit/s, bursts
         in whole kbit.
         """
-        kbps = NO_LIMIT if total_bps is None else round(total_bps / self.n / 1000)
         burst = -(-burst_frames * max(self.mix.sizes) * 8 // 1000)
         command = openflow.MODIFY if self.has_meters else openflow.ADD
         with openflow.Connection(self.ovs.env["OVS_RUNDIR"], self.bed.bridge) as connection:
-            connection.set_meters(command, ((n + 1, kbps) for n in range(self.n)), burst)
+            connection.set_meters(command, ((n + 1, round(bps / 1000)) for n, bps
+                                            in enumerate(rates_bps)), burst)
         self.has_meters = True
 
     def forward(self, *, metered: bool) -> None:

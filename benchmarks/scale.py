@@ -74,7 +74,7 @@ def measure(n: int, samples: int) -> dict[str, Any]:
             rig.ovs.set_qos("out", "flowbundler", **MLTW.options)
             switch.ctl("upcall/set-flow-limit", str(FLOW_LIMIT))
             began = time.monotonic()
-            rig.set_meters(RATE_BPS, BURST_FRAMES)
+            rig.set_meters([RATE_BPS / n] * n, BURST_FRAMES)
             cell["meters_s"] = time.monotonic() - began
             began = time.monotonic()
             rig.forward(metered=True)

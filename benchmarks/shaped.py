@@ -7,6 +7,7 @@ a sender with a bounded window.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -93,15 +94,20 @@ class Shaped:
         self.rig, self.seconds = rig, seconds
         self.tries: list[Try] = []
         if not rig.has_meters:
-            rig.set_meters(LOWEST, BURST_FRAMES)
+            rig.set_meters([LOWEST / rig.n] * rig.n, BURST_FRAMES)
             rig.forward(metered=True)
         rig.ovs.clear_qos("out")
         rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
 
     def set_rate(self, total_bps: float) -> None:
-        """Change the rate of all meters, and what may wait, in place."""
-        self.rig.ovs.set_config(shaper_rx_limit=rx_limit(self.rig.n, self.rig.mix, total_bps))
-        self.rig.set_meters(total_bps, BURST_FRAMES)
+        """Give all destinations equal parts of a rate."""
+        self.set_rates([total_bps / self.rig.n] * self.rig.n)
+
+    def set_rates(self, rates_bps: Sequence[float]) -> None:
+        """Change the rates of all meters, and what may wait, in place."""
+        limit = rx_limit(self.rig.n, self.rig.mix, sum(rates_bps))
+        self.rig.ovs.set_config(shaper_rx_limit=limit)
+        self.rig.set_meters(rates_bps, BURST_FRAMES)
 
     def attempt(self, total_bps: float) -> Try:
         """What is achieved of a rate, once it is steady."""
