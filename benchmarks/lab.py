@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from types import TracebackType
 from fbtest.netns import link_counters
 from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec, tagged_frame, write_frames
+from fbtest.probe import Probe
 from fbtest.proc import wait_until
 from fbtest.testbed import Host, Testbed
 
@@ -55,12 +56,12 @@ class Switch:
     of their own, which ports to other namespaces cannot be made from.
     """
 
-    def __init__(self, tree: str = OURS, *, dpdk_extra: Sequence[str] = (),
-                 config: Mapping[str, str | int] | None = None, private: bool = False):
+    def __init__(self, tree: str = OURS, *, config: Mapping[str, str | int] | None = None,
+                 private: bool = False, probe: bool = False):
         if not (BUILD / tree / "vswitchd" / "ovs-vswitchd").exists():
             raise RuntimeError(f"{BUILD / tree} is not built: run 'make ovs-stock'")
         options = ["--private-net"] if private else []
-        options += [f"--dpdk-extra={arg}" for arg in dpdk_extra]
+        options += ["--probe"] if probe else []
         for key, value in (config or {}).items():
             options += ["--set", f"{key}={value}"]
         self._sandbox = subprocess.Popen(
@@ -143,15 +144,21 @@ class Switch:
 
 @dataclass(frozen=True)
 class Sink:
-    """A port to send to; `driver` is net_null or net_af_packet."""
+    """A port to send to; `driver` is net_null or net_af_packet.
+
+    With `doorbell_ns` each burst takes so much longer: a model of a NIC's.
+    """
 
     name: str
     driver: str
+    doorbell_ns: int = 0
 
 
 NULL = Sink("net_null", "net_null")
 #: A veth whose other end is in a namespace of its own: a system call a burst.
 AF_PACKET = Sink("af_packet", "net_af_packet")
+DOORBELLS = tuple(Sink(f"net_null, {ns} ns doorbell (model)", "net_null", ns)
+                  for ns in (300, 900))
 
 
 @dataclass(frozen=True)
@@ -245,6 +252,9 @@ class Rig:
                 self.out = self._host.port
             else:
                 self.out = self.bed.sink("out")
+            if sink.doorbell_ns:
+                self._stack.enter_context(Probe(self.ovs, "out", records=0,
+                                                burst_wait_ns=sink.doorbell_ns))
             self._add_source("src", range(n_destinations))
             if others:
                 self._add_source("others", range(n_destinations, self.n))

@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from benchmarks.ceiling import measure as measure_ceiling
 from benchmarks.lab import (
     AF_PACKET,
+    DOORBELLS,
     IMIX,
     LARGE,
     NULL,
@@ -50,8 +51,8 @@ class Case:
 def cases(quick: bool) -> list[Case]:
     """Where to measure: destinations and frames."""
     if quick:
-        return [Case(NULL, n, LARGE) for n in (4, 16)]
-    sinks = (NULL, AF_PACKET)
+        return [Case(sink, 16, LARGE) for sink in (NULL, DOORBELLS[-1])]
+    sinks = (NULL, AF_PACKET, *DOORBELLS)
     return ([Case(sink, n, LARGE) for sink in sinks for n in (1, 2, 4, 8, 16, 64, 256)]
             + [Case(NULL, 16, mix) for mix in (SMALL, IMIX)])
 
@@ -59,7 +60,7 @@ def cases(quick: bool) -> list[Case]:
 def ceilings(found: list[Case], seconds: float) -> list[float]:
     """What unpatched OVS with meters that never drop forwards, in bit/s."""
     rates = []
-    with Switch(STOCK) as switch:
+    with Switch(STOCK, probe=True) as switch:
         for case in found:
             progress(f"max-rate: ceiling, {case.sink.name}, {case.label}")
             pps = measure_ceiling(switch, case.n, case.mix, (True,), seconds, case.sink)[0]
@@ -71,7 +72,7 @@ def shaped(found: list[Case], guesses: list[float], schedulers: tuple[Scheduler,
            seconds: float) -> list[dict[str, Any]]:
     """The highest rates of all cases and schedulers."""
     cells = []
-    with shaping_switch() as switch:
+    with shaping_switch(probe=True) as switch:
         for case, guess in zip(found, guesses, strict=True):
             with Rig(switch, case.n, case.mix, case.sink) as rig:
                 for scheduler in schedulers:
