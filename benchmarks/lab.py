@@ -24,7 +24,7 @@ from fbtest.netns import link_counters
 from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec, tagged_frame, write_frames
 from fbtest.probe import Probe
-from fbtest.proc import wait_until
+from fbtest.proc import spare_cpus, wait_until
 from fbtest.testbed import Host, Testbed
 
 from benchmarks import openflow
@@ -71,6 +71,11 @@ class Switch:
         try:
             self.ovs = Ovs(self._environ())
             self.pid = self.ovs.pid()
+            # Threads of the switch that are not PMD threads, and those that they
+            # start: DPDK puts its own on the PMD thread's core.
+            spare = spare_cpus(self.ovs.pmd_cpus())
+            for task in Path(f"/proc/{self.pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), spare)
             self._control = socket.socket(socket.AF_UNIX)
             self._control.settimeout(60)
             self._control.connect(

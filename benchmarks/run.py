@@ -20,7 +20,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "utilities")]
 
 #: Each is a module of this package, with TITLE, run, text and plot.
-NAMES = ("ceiling", "hook-off", "max-rate", "scale", "memory", "batch-cost")
+NAMES = ("ceiling", "hook-off", "max-rate", "pacing", "primary-flow", "scale", "memory",
+         "batch-cost")
 
 
 def run(name: str, quick: bool) -> str:
