@@ -80,7 +80,7 @@ def run(quick: bool) -> dict[str, Any]:
     numbers = FLOWS[1:2] if quick else FLOWS
     schedulers = [MLTW] if quick else [s for s in SCHEDULERS if s.granularity_ns in (0, 100)]
     progress("pacing: ceiling")
-    with Switch(STOCK) as switch:
+    with Switch(STOCK, private=True) as switch:
         ceilings = {n: measure_ceiling(switch, n, LARGE, (True,), seconds)[0] * LARGE.mean * 8
                     for n in numbers}
     cells = []

@@ -32,10 +32,10 @@ MAX_DELAY_US = 10_000_000
 
 
 
-def switch(**kwargs: Any) -> Switch:
+def switch(*, private: bool = True, probe: bool = False) -> Switch:
     """A switch whose meters shape."""
-    return Switch(OURS, config={"meter-shaping": "true",
-                                "meter-shaping-max-delay": MAX_DELAY_US}, **kwargs)
+    config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
+    return Switch(OURS, config=config, private=private, probe=probe)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,9 @@ class Shaped:
             rig.forward(metered=True)
         rig.ovs.clear_qos("out")
         rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
+        show = rig.ovs.flowbundler_show("out")["out"]
+        if not show["shaping"]:
+            raise RuntimeError(f"the port refused {scheduler.label}: {show.get('refused')}")
 
     def set_rate(self, total_bps: float) -> None:
         """Give all destinations equal parts of a rate."""
