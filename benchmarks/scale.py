@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.lab import Rig, Switch
 from benchmarks.results import progress, table
-from benchmarks.shaped import BURST_FRAMES, MLTW, Shaped
+from benchmarks.shaped import BURST_FRAMES, MLTW, rx_limit
 from benchmarks.shaped import switch as shaping_switch
 
 TITLE = "Many destinations"
@@ -71,6 +71,7 @@ def measure(n: int, samples: int) -> dict[str, Any]:
         switch.ovs.set_config(flow_limit=FLOW_LIMIT)
         with Rig(switch, n) as rig:
             cell["source_s"] = time.monotonic() - began
+            rig.ovs.set_config(shaper_rx_limit=rx_limit(n, rig.mix, RATE_BPS))
             rig.ovs.set_qos("out", "flowbundler", **MLTW.options)
             switch.ctl("upcall/set-flow-limit", str(FLOW_LIMIT))
             began = time.monotonic()
@@ -80,8 +81,6 @@ def measure(n: int, samples: int) -> dict[str, Any]:
             rig.forward(metered=True)
             cell["flows_s"] = time.monotonic() - began
             cell["upcalls_s"] = wait_flows(switch, n)
-            shaped = Shaped(rig, MLTW, 0.5)
-            shaped.set_rate(RATE_BPS)
             time.sleep(2)
             before = lookups(switch)
             cell["deviations"] = deviations(rig, samples)

@@ -26,8 +26,10 @@ FRAMES_MAX = 32768
 BURST_FRAMES = 1
 #: Time of the whole rate that waits besides, so that a late poll finds packets.
 POLL_GAP_S = 50e-6
-#: No packet is dropped for its waiting time.
-MAX_DELAY_US = 10_000_000
+#: Longer than any packet waits, so that none is dropped.  (Without a QoS, until
+#: there is the next one, nothing holds the source back, and meters get as far
+#: ahead as this allows.)
+MAX_DELAY_US = 200_000
 
 
 
@@ -93,14 +95,14 @@ class Shaped:
     def __init__(self, rig: Rig, scheduler: Scheduler, seconds: float):
         self.rig, self.seconds = rig, seconds
         self.tries: list[Try] = []
-        if not rig.has_meters:
-            rig.set_meters([LOWEST / rig.n] * rig.n, BURST_FRAMES)
-            rig.forward(metered=True)
         rig.ovs.clear_qos("out")
         rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
         show = rig.ovs.flowbundler_show("out")["out"]
         if not show["shaping"]:
             raise RuntimeError(f"the port refused {scheduler.label}: {show.get('refused')}")
+        if not rig.has_meters:
+            self.set_rate(LOWEST)
+            rig.forward(metered=True)
 
     def set_rate(self, total_bps: float) -> None:
         """Give all destinations equal parts of a rate."""
@@ -129,7 +131,7 @@ class Shaped:
         last = 0.0
         for _ in range(10):
             now = self.rig.measure(0.1).pps
-            if abs(now - last) <= 0.005 * now:
+            if last and abs(now - last) <= 0.005 * now:
                 return
             last = now
 
