@@ -57,10 +57,10 @@ class Switch:
     """
 
     def __init__(self, tree: str = OURS, *, config: Mapping[str, str | int] | None = None,
-                 private: bool = False, probe: bool = False):
+                 private: bool = False, probe: bool = False, memory_mb: int = 2048):
         if not (BUILD / tree / "vswitchd" / "ovs-vswitchd").exists():
             raise RuntimeError(f"{BUILD / tree} is not built: run 'make ovs-stock'")
-        options = ["--private-net"] if private else []
+        options = ["--memory", str(memory_mb), *(["--private-net"] if private else [])]
         options += ["--probe"] if probe else []
         for key, value in (config or {}).items():
             options += ["--set", f"{key}={value}"]
@@ -178,8 +178,15 @@ class Mix:
         """Mean bytes of a frame."""
         return sum(self.sizes) / len(self.sizes)
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What a port needs to be told."""
+        largest = max(self.sizes)
+        return {"mtu_request": largest - 14} if largest > 1514 else {}
+
 
 LARGE = Mix("1514 B", (1514,))
+JUMBO = Mix("9014 B", (9014,))
 SMALL = Mix("64 B", (64,))
 # 7:4:1, as evenly as 12 frames allow.
 IMIX = Mix("IMIX", (64, 570, 64, 64, 570, 64, 1514, 64, 570, 64, 570, 64))
@@ -256,7 +263,7 @@ class Rig:
                 self._host = self.bed.host("out")
                 self.out = self._host.port
             else:
-                self.out = self.bed.sink("out")
+                self.out = self.bed.add_port("out", f"{sink.driver},no-rx=1", **mix.options)
             if sink.doorbell_ns:
                 self._stack.enter_context(Probe(self.ovs, "out", records=0,
                                                 burst_wait_ns=sink.doorbell_ns))
@@ -285,7 +292,8 @@ class Rig:
     def _add_source(self, name: str, destinations: range) -> None:
         capture = self.bed.dir / f"{name}.pcap"
         write_frames(capture, frames(destinations, self.mix))
-        self.bed.add_port(name, f"net_pcap,rx_pcap={capture},infinite_rx=1")
+        self.bed.add_port(name, f"net_pcap,rx_pcap={capture},infinite_rx=1",
+                          **self.mix.options)
 
     # Forwarding.
 
