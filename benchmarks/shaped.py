@@ -34,10 +34,11 @@ MAX_DELAY_US = 200_000
 
 
 
-def switch(*, private: bool = True, probe: bool = False) -> Switch:
+def switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
     """A switch whose meters shape."""
     config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
-    return Switch(OURS, config=config, private=private, probe=probe)
+    return Switch(OURS, config=config, private=private, probe=probe,
+                  memory_mb=memory_mb)
 
 
 @dataclass(frozen=True)
