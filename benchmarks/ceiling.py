@@ -50,10 +50,10 @@ VARIANTS = (Variant("unpatched", STOCK, False),
 
 
 def measure(switch: Switch, n: int, mix: Mix, metered: tuple[bool, ...], seconds: float,
-            sink: Sink = NULL) -> list[float]:
+            sink: Sink = NULL, run: int = 1) -> list[float]:
     """Packets a second, without or with meters, that never drop."""
     speeds = []
-    with Rig(switch, n, mix, sink) as rig:
+    with Rig(switch, n, mix, sink, run=run) as rig:
         if any(metered):
             rig.set_meters([NO_LIMIT] * n)
         for with_meters in metered:

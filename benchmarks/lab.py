@@ -197,18 +197,19 @@ def address(n: int) -> str:
     return f"10.{73 + (n >> 16)}.{n >> 8 & 255}.{n & 255}"
 
 
-def frames(destinations: range, mix: Mix) -> Iterator[bytes]:
-    """Frames to each destination in turn; sizes differ within a turn."""
+def frames(destinations: range, mix: Mix, run: int = 1) -> Iterator[bytes]:
+    """`run` frames to each destination in turn, as often as all sizes have come."""
     templates = {size: tagged_frame(FlowSpec(0, frame_size=size)) for size in set(mix.sizes)}
     for turn in range(len(mix.sizes)):
         for n in destinations:
-            frame = templates[mix.sizes[(turn + n) % len(mix.sizes)]]
-            frame[30:34] = bytes(map(int, address(n).split(".")))
-            frame[24:26] = b"\0\0"
-            words = sum(int.from_bytes(frame[at:at + 2], "big") for at in range(14, 34, 2))
-            words = (words & 0xFFFF) + (words >> 16)
-            frame[24:26] = (~(words + (words >> 16)) & 0xFFFF).to_bytes(2, "big")
-            yield bytes(frame)
+            for k in range(turn * run, (turn + 1) * run):
+                frame = templates[mix.sizes[(k + n) % len(mix.sizes)]]
+                frame[30:34] = bytes(map(int, address(n).split(".")))
+                frame[24:26] = b"\0\0"
+                words = sum(int.from_bytes(frame[at:at + 2], "big") for at in range(14, 34, 2))
+                words = (words & 0xFFFF) + (words >> 16)
+                frame[24:26] = (~(words + (words >> 16)) & 0xFFFF).to_bytes(2, "big")
+                yield bytes(frame)
 
 
 @dataclass(frozen=True)
@@ -243,13 +244,14 @@ class Speed:
 class Rig:
     """Traffic through a switch: a source, flows, meters and a port to send to.
 
-    A source sends to its destinations in turn, so all of them get the rate of the
-    slowest.  A second source has `others` destinations more.
+    A source sends `run` frames to each of its destinations in turn, so all of them
+    get the rate of the slowest.  A second source has `others` destinations more.
     """
 
     def __init__(self, switch: Switch, n_destinations: int, mix: Mix = LARGE,
-                 sink: Sink = NULL, others: int = 0):
+                 sink: Sink = NULL, others: int = 0, run: int = 1):
         self.switch, self.n, self.mix = switch, n_destinations + others, mix
+        self.run = run
         self.ovs = switch.ovs
         self._stack = ExitStack()
         self._host: Host | None = None
@@ -291,7 +293,7 @@ class Rig:
 
     def _add_source(self, name: str, destinations: range) -> None:
         capture = self.bed.dir / f"{name}.pcap"
-        write_frames(capture, frames(destinations, self.mix))
+        write_frames(capture, frames(destinations, self.mix, self.run))
         self.bed.add_port(name, f"net_pcap,rx_pcap={capture},infinite_rx=1",
                           **self.mix.options)
 

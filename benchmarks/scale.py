@@ -112,8 +112,9 @@ def measure(n: int, mix: Mix, samples: int, seconds: float) -> dict[str, Any]:
     target = min(RATE_BPS, LOAD * limit)
     cell: dict[str, Any] = {"n": n, "mix": mix.name, "ceiling": limit, "target": target}
     with shaping_switch(probe=True, memory_mb=MEMORY_MB) as switch:
-        switch.ovs.set_config(flow_limit=FLOW_LIMIT, shaper_rx_limit=rx_limit(n, mix, target))
+        switch.ovs.set_config(flow_limit=FLOW_LIMIT)
         with Rig(switch, n, mix) as rig:
+            rig.ovs.set_config(shaper_rx_limit=rx_limit(rig, target))
             rig.ovs.set_qos("out", "flowbundler", **MLTW.options)
             cell |= set_up(rig, [target / n] * n, BURST_FRAMES)
             time.sleep(2)

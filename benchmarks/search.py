@@ -8,19 +8,19 @@ from collections.abc import Callable
 STRIDE = 1.2
 
 
-def highest(holds: Callable[[float], bool], guess: float, *, precision: float = 0.01,
-            lowest: float, ceiling: float) -> float:
-    """The highest rate for which `holds`, to `precision` (a part of it).
+def highest(achieved: Callable[[float], float], guess: float, *, tolerance: float,
+            precision: float, lowest: float, ceiling: float) -> float:
+    """The highest rate of which `achieved` is at most `tolerance` (a part) off.
 
-    Tries `guess` first, so a good one saves tries.  0 if not even `lowest`
-    holds; `ceiling` if that does.  It is assumed that what holds at one rate
-    holds at all lower ones.
+    To `precision`, also a part.  Tries `guess` first, so a good one saves tries.
+    0 if not even `lowest` is held; `ceiling` if that is.  It is assumed that what
+    holds at one rate holds at all lower ones.
     """
-    guess = min(max(guess, lowest), ceiling)
+    rate = min(max(guess, lowest), ceiling)
     good, bad = 0.0, float("inf")
-    rate = guess
     while True:
-        if holds(rate):
+        got = achieved(rate)
+        if abs(got / rate - 1) <= tolerance:
             good = rate
             if rate >= ceiling:
                 return rate
@@ -33,6 +33,7 @@ def highest(holds: Callable[[float], bool], guess: float, *, precision: float = 
         if bad == float("inf"):
             rate = min(good * STRIDE, ceiling)
         elif good == 0.0:
-            rate = max(bad / STRIDE, lowest)
+            # What was achieved of too much is often close to the answer.
+            rate = max(min(bad / STRIDE, got), lowest)
         else:
-            rate = (good * bad) ** 0.5
+            rate = min((good * bad) ** 0.5, good * STRIDE)

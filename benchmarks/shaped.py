@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.lab import OURS, Mix, Rig, Switch
+from benchmarks.lab import OURS, Rig, Switch
 from benchmarks.search import highest
 
 #: The part by which the rate may be off.
 TOLERANCE = 0.01
+#: How precisely the highest rate is searched for, also a part.
+PRECISION = 0.01
 #: What no shaper here reaches, and the least that is tried, in bit/s.
 HIGHEST, LOWEST = 400e9, 50e6
 #: Frames that may wait for each destination, and at least in all.
 FRAMES_EACH, FRAMES = 8, 64
+#: Runs of frames that may wait for each, if a source sends runs.
+RUNS_EACH = 1.5
 #: Frames that may wait at most: a part of the switch's buffers.
 FRAMES_MAX = 32768
 #: A meter's burst: as small as a packet, rounded up to a kbit.
@@ -84,10 +88,11 @@ class Try:
         return abs(self.achieved / self.target - 1) <= TOLERANCE
 
 
-def rx_limit(n: int, mix: Mix, total_bps: float) -> int:
+def rx_limit(rig: Rig, total_bps: float) -> int:
     """Bytes that may wait: for every destination, and for a late poll."""
-    frames = max(FRAMES, min(FRAMES_EACH * n, FRAMES_MAX))
-    return round(frames * max(mix.sizes) + total_bps / 8 * POLL_GAP_S)
+    each = max(FRAMES_EACH, RUNS_EACH * rig.run if rig.run > 1 else 0)
+    frames = max(FRAMES, min(each * rig.n, FRAMES_MAX))
+    return round(frames * max(rig.mix.sizes) + total_bps / 8 * POLL_GAP_S)
 
 
 class Shaped:
@@ -111,7 +116,7 @@ class Shaped:
 
     def set_rates(self, rates_bps: Sequence[float]) -> None:
         """Change the rates of all meters, and what may wait, in place."""
-        limit = rx_limit(self.rig.n, self.rig.mix, sum(rates_bps))
+        limit = rx_limit(self.rig, sum(rates_bps))
         self.rig.ovs.set_config(shaper_rx_limit=limit)
         self.rig.set_meters(rates_bps, BURST_FRAMES)
 
@@ -138,6 +143,6 @@ class Shaped:
 
     def search(self, guess: float) -> dict[str, Any]:
         """The highest rate that is held, and all that was tried."""
-        rate = highest(lambda bps: self.attempt(bps).holds, guess,
-                       lowest=LOWEST, ceiling=HIGHEST)
+        rate = highest(lambda bps: self.attempt(bps).achieved, guess, tolerance=TOLERANCE,
+                       precision=PRECISION, lowest=LOWEST, ceiling=HIGHEST)
         return {"bps": rate, "tries": [asdict(t) for t in self.tries]}

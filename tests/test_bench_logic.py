@@ -6,36 +6,42 @@ import math
 import random
 
 import pytest
+from benchmarks.lab import Mix, address, frames
 from benchmarks.openflow import ADD, meter_mod
 from benchmarks.search import highest
 from benchmarks.stats import median_interval, quantile, spread
 from benchmarks.summary import replace_sections
 
 
+def search(truth: float, guess: float) -> tuple[float, list[float]]:
+    """What is found where `truth` is the most that is ever achieved; and what was tried."""
+    tried: list[float] = []
+
+    def achieved(rate: float) -> float:
+        tried.append(rate)
+        return min(rate, truth)
+
+    return highest(achieved, guess, tolerance=1e-9, precision=0.01, lowest=50e6,
+                   ceiling=400e9), tried
+
+
 @pytest.mark.parametrize("truth", [0.06e9, 1e9, 9.7e9, 88e9, 399e9])
 @pytest.mark.parametrize("guess", [1e6, 9e9, 90e9, 1e12])
 def test_search_finds_the_highest_rate_that_holds(truth: float, guess: float) -> None:
-    tried: list[float] = []
-
-    def holds(rate: float) -> bool:
-        tried.append(rate)
-        return rate <= truth
-
-    found = highest(holds, guess, lowest=50e6, ceiling=400e9)
-    assert found <= truth < found * 1.0101
+    found, tried = search(truth, guess)
+    assert found <= truth <= found * 1.01
     assert found in tried
     assert len(set(tried)) == len(tried)
 
 
-def test_search_with_a_good_guess_tries_little() -> None:
-    tried: list[float] = []
-    highest(lambda rate: tried.append(rate) or rate <= 96e9, 95e9, lowest=1e6, ceiling=1e12)
-    assert len(tried) <= 8
+@pytest.mark.parametrize("guess", [95e9, 400e9])
+def test_search_tries_little(guess: float) -> None:
+    assert len(search(96e9, guess)[1]) <= 9
 
 
 @pytest.mark.parametrize(("truth", "found"), [(1e6, 0.0), (1e15, 400e9)])
 def test_search_ends_at_its_bounds(truth: float, found: float) -> None:
-    assert highest(lambda rate: rate <= truth, 10e9, lowest=50e6, ceiling=400e9) == found
+    assert search(truth, 10e9)[0] == found
 
 
 def test_interval_of_the_median() -> None:
@@ -77,3 +83,21 @@ def test_summary_replaces_only_its_sections() -> None:
     assert replace_sections(new, {"a": "| 1 |"}) == new
     assert replace_sections(page, {"b": r"\1 is no reference"}).endswith(
         "<!-- begin b -->\n\\1 is no reference\n<!-- end b -->\n")
+
+
+@pytest.mark.parametrize("run", [1, 3])
+def test_frames_go_to_each_destination_in_turn(run: int) -> None:
+    mix = Mix("mix", (64, 570, 1514))
+    sent = [(frame[33], len(frame)) for frame in frames(range(2, 6), mix, run)]
+    assert [n for n, _ in sent[:8 * run]] == [n for n in (2, 3, 4, 5) * 2 for _ in range(run)]
+    for n in range(2, 6):
+        sizes = [size for to, size in sent if to == n]
+        assert sorted(sizes) == sorted(mix.sizes * run)
+
+
+def test_frames_have_right_checksums() -> None:
+    for frame in frames(range(70000, 70003), Mix("mix", (64,))):
+        words = sum(int.from_bytes(frame[at:at + 2], "big") for at in range(14, 34, 2))
+        assert (words & 0xFFFF) + (words >> 16) == 0xFFFF
+        assert frame[30:34] == bytes(map(int, address(int.from_bytes(
+            frame[30:34], "big") - int.from_bytes(bytes([10, 73, 0, 0]), "big")).split(".")))
