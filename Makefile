@@ -11,6 +11,7 @@ CFLAGS ?= -O2 -g -march=native
 
 BUILD := $(abspath $(B))
 OVS := $(BUILD)/ovs
+STOCK := $(BUILD)/ovs-stock
 # Our tools find what is built through these.
 export FB_BUILD := $(BUILD)
 export FB_VENV := $(BUILD)/venv
@@ -20,13 +21,17 @@ PYTHON3 := /usr/bin/python3
 CONFIGURE = ./configure -q --enable-silent-rules --with-dpdk=shared \
 	--prefix=$(PREFIX)$(if $(filter /usr,$(PREFIX)), --sysconfdir=/etc --localstatedir=/var) \
 	PYTHON3=$(PYTHON3) CFLAGS="$(CFLAGS)"
+# In a tree of OVS, unless it was configured so before.
+CONFIGURE_IN = cd $(1) && echo '$(CONFIGURE)' | cmp -s - configured || { \
+	set -e; ./boot.sh; $(CONFIGURE); echo '$(CONFIGURE)' >configured; }
 # As parallel as the machine allows, unless make was told how parallel to be.
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # Warnings are errors in our own files, and only there.  The environment
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs venv probe demo check install debian13 clean root
+.PHONY: all help deps ovs ovs-stock venv probe demo check bench bench-quick install debian13 \
+	clean root
 
 all: ovs
 
@@ -36,6 +41,8 @@ help:
 	@echo 'make probe     the plug-in for DPDK that records departures'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
 	@echo 'make check     run all tests (root)'
+	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
+	@echo 'make ovs-stock OVS without our patches, which the benchmarks compare with'
 	@echo 'make debian13  build and try it in a Debian 13 chroot (root)'
 	@echo 'make install   install to PREFIX=$(PREFIX), below DESTDIR='
 	@echo 'make clean     remove $(B)/'
@@ -48,9 +55,14 @@ deps:
 # takes them seconds to find that there is nothing to do.
 ovs: deps
 	@utilities/ovs-tree --build $(BUILD) prepare $(if $(OVS_SRC),--ovs-src '$(OVS_SRC)')
-	@cd $(OVS) && echo '$(CONFIGURE)' | cmp -s - configured || { \
-		set -e; ./boot.sh; $(CONFIGURE); echo '$(CONFIGURE)' >configured; }
+	@$(call CONFIGURE_IN,$(OVS))
 	$(OVS_MAKE) all
+
+# Without our patches, to compare with.
+ovs-stock: ovs
+	@utilities/ovs-tree --build $(BUILD) stock
+	@$(call CONFIGURE_IN,$(STOCK))
+	+$(MAKE) $(JOBS) -C $(STOCK) all
 
 venv: deps
 	@utilities/fb-venv
@@ -66,6 +78,10 @@ demo: root all venv
 # there is one list of results.
 check: root all venv probe
 	@$(FB_VENV)/bin/python -m pytest tests
+
+# What is measured, and how: docs/results.md.
+bench bench-quick: root all ovs-stock venv probe
+	@$(FB_VENV)/bin/python benchmarks/run.py all $(if $(findstring quick,$@),--quick)
 
 root:
 	@[ "$$(id -u)" -eq 0 ] || { echo 'this needs root: sudo make' >&2; exit 1; }

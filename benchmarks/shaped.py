@@ -1,0 +1,148 @@
+"""A port that shapes traffic from a source that is held back, not dropped.
+
+The source offers more than any rate.  A receive queue is not polled while so
+many bytes that it received wait (other_config:shaper-rx-limit), which stands for
+a sender with a bounded window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.lab import OURS, Rig, Switch
+from benchmarks.search import highest
+
+#: The part by which the rate may be off.
+TOLERANCE = 0.01
+#: How precisely the highest rate is searched for, also a part.
+PRECISION = 0.01
+#: What no shaper here reaches, and the least that is tried, in bit/s.
+HIGHEST, LOWEST = 400e9, 50e6
+#: Frames that may wait for each destination, and at least in all.
+FRAMES_EACH, FRAMES = 8, 64
+#: Runs of frames that may wait for each, if a source sends runs.
+RUNS_EACH = 1.5
+#: Frames that may wait at most: a part of the switch's buffers.
+FRAMES_MAX = 32768
+#: A meter's burst: as small as a packet, rounded up to a kbit.
+BURST_FRAMES = 1
+#: Time of the whole rate that waits besides, so that a late poll finds packets.
+POLL_GAP_S = 50e-6
+#: Longer than any packet waits, so that none is dropped.  (Without a QoS, until
+#: there is the next one, nothing holds the source back, and meters get as far
+#: ahead as this allows.)
+MAX_DELAY_US = 200_000
+
+
+
+
+def switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
+    """A switch whose meters shape."""
+    config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
+    return Switch(OURS, config=config, private=private, probe=probe,
+                  memory_mb=memory_mb)
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A scheduler of the port, and how it is configured."""
+
+    name: str
+    granularity_ns: int = 0
+    batching: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        if not self.granularity_ns:
+            return self.name
+        return f"{self.name} {self.granularity_ns} ns, {self.batching}"
+
+    @property
+    def options(self) -> dict[str, str | int]:
+        """Its keys of the QoS."""
+        keys: dict[str, str | int] = {"scheduler": self.name}
+        if self.granularity_ns:
+            keys |= {"slot-granularity": self.granularity_ns, "slot-batching": self.batching}
+        return keys
+
+
+MLTW = Scheduler("mltw")
+SCHEDULERS = (MLTW, *(Scheduler(name, ns, batching) for ns in (100, 1000)
+                      for name in ("carousel", "eiffel") for batching in ("slot", "all")))
+
+
+@dataclass(frozen=True)
+class Try:
+    """One rate that was tried, and what was achieved, in bit/s."""
+
+    target: float
+    achieved: float
+    share: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is close enough."""
+        return abs(self.achieved / self.target - 1) <= TOLERANCE
+
+
+def rx_limit(rig: Rig, total_bps: float) -> int:
+    """Bytes that may wait: for every destination, and for a late poll."""
+    each = max(FRAMES_EACH, RUNS_EACH * rig.run if rig.run > 1 else 0)
+    frames = max(FRAMES, min(each * rig.n, FRAMES_MAX))
+    return round(frames * max(rig.mix.sizes) + total_bps / 8 * POLL_GAP_S)
+
+
+class Shaped:
+    """A rig whose port shapes, each destination at the same rate."""
+
+    def __init__(self, rig: Rig, scheduler: Scheduler, seconds: float):
+        self.rig, self.seconds = rig, seconds
+        self.tries: list[Try] = []
+        rig.ovs.clear_qos("out")
+        rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
+        show = rig.ovs.flowbundler_show("out")["out"]
+        if not show["shaping"]:
+            raise RuntimeError(f"the port refused {scheduler.label}: {show.get('refused')}")
+        if not rig.has_meters:
+            self.set_rate(LOWEST)
+            rig.forward(metered=True)
+
+    def set_rate(self, total_bps: float) -> None:
+        """Give all destinations equal parts of a rate."""
+        self.set_rates([total_bps / self.rig.n] * self.rig.n)
+
+    def set_rates(self, rates_bps: Sequence[float]) -> None:
+        """Change the rates of all meters, and what may wait, in place."""
+        limit = rx_limit(self.rig, sum(rates_bps))
+        self.rig.ovs.set_config(shaper_rx_limit=limit)
+        self.rig.set_meters(rates_bps, BURST_FRAMES)
+
+    def attempt(self, total_bps: float) -> Try:
+        """What is achieved of a rate, once it is steady."""
+        self.set_rate(total_bps)
+        self._settle()
+        # Again, if other work took the PMD thread's core meanwhile.
+        for _ in range(3):
+            seen = self.rig.measure(self.seconds)
+            tried = Try(total_bps, seen.pps * self.rig.mix.mean * 8, seen.share)
+            if tried.holds or seen.share > 0.985:
+                break
+        self.tries.append(tried)
+        return tried
+
+    def _settle(self) -> None:
+        last = 0.0
+        for _ in range(10):
+            now = self.rig.measure(0.1).pps
+            if last and abs(now - last) <= 0.005 * now:
+                return
+            last = now
+
+    def search(self, guess: float) -> dict[str, Any]:
+        """The highest rate that is held, and all that was tried."""
+        rate = highest(lambda bps: self.attempt(bps).achieved, guess, tolerance=TOLERANCE,
+                       precision=PRECISION, lowest=LOWEST, ceiling=HIGHEST)
+        return {"bps": rate, "tries": [asdict(t) for t in self.tries]}
