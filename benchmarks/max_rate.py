@@ -15,22 +15,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from benchmarks.ceiling import measure as measure_ceiling
-from benchmarks.lab import (
-    AF_PACKET,
-    DOORBELLS,
-    IMIX,
-    LARGE,
-    NULL,
-    SMALL,
-    STOCK,
-    Mix,
-    Rig,
-    Sink,
-    Switch,
-)
+from benchmarks.frames import IMIX, LARGE, SMALL, Mix
 from benchmarks.results import progress, table
+from benchmarks.rig import AF_PACKET, DOORBELLS, NULL, Rig, Sink
 from benchmarks.shaped import MLTW, SCHEDULERS, TOLERANCE, Scheduler, Shaped
 from benchmarks.shaped import switch as shaping_switch
+from benchmarks.switch import STOCK, Switch
 
 TITLE = "Highest accurately shaped rate"
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.lab import OURS, Rig, Switch
+from benchmarks.rig import Rig
 from benchmarks.search import highest
+from benchmarks.switch import OURS, Switch
 
 #: The part by which the rate may be off.
 TOLERANCE = 0.01
@@ -34,8 +35,6 @@ POLL_GAP_S = 50e-6
 #: there is the next one, nothing holds the source back, and meters get as far
 #: ahead as this allows.)
 MAX_DELAY_US = 200_000
-
-
 
 
 def switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
