@@ -18,8 +18,7 @@ from benchmarks.ceiling import measure as measure_ceiling
 from benchmarks.frames import IMIX, LARGE, SMALL, Mix
 from benchmarks.results import progress, table
 from benchmarks.rig import AF_PACKET, DOORBELLS, NULL, Rig, Sink
-from benchmarks.shaped import MLTW, SCHEDULERS, TOLERANCE, Scheduler, Shaped
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.shaped import MLTW, SCHEDULERS, TOLERANCE, Scheduler, Shaped, shaping_switch
 from benchmarks.switch import STOCK, Switch
 
 TITLE = "Highest accurately shaped rate"

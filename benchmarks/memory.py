@@ -17,8 +17,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.results import progress, table
 from benchmarks.rig import Rig
-from benchmarks.shaped import BURST_FRAMES, SCHEDULERS, Scheduler, Shaped, rx_limit
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.shaped import BURST_FRAMES, SCHEDULERS, Scheduler, Shaped, rx_limit, shaping_switch
 
 TITLE = "Memory of a shaped port"
 

@@ -29,8 +29,7 @@ from benchmarks.ceiling import measure as measure_ceiling
 from benchmarks.frames import LARGE
 from benchmarks.results import progress, table
 from benchmarks.rig import NULL, Rig
-from benchmarks.shaped import MLTW, SCHEDULERS, Shaped
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.shaped import MLTW, SCHEDULERS, Shaped, shaping_switch
 from benchmarks.switch import STOCK, Switch
 
 TITLE = "Pacing"

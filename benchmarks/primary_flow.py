@@ -18,8 +18,7 @@ from fbtest.probe import Probe, flow_rates
 from benchmarks.frames import LARGE, address
 from benchmarks.results import progress, table
 from benchmarks.rig import Rig
-from benchmarks.shaped import MLTW, SCHEDULERS, Scheduler, Shaped
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.shaped import MLTW, SCHEDULERS, Scheduler, Shaped, shaping_switch
 
 TITLE = "One flow beside others on a 100 Gbit/s link"
 

@@ -37,7 +37,7 @@ POLL_GAP_S = 50e-6
 MAX_DELAY_US = 200_000
 
 
-def switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
+def shaping_switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
     """A switch whose meters shape."""
     config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
     return Switch(OURS, config=config, private=private, probe=probe,
