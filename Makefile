@@ -81,6 +81,8 @@ check: root all venv probe
 
 # What is measured, and how: docs/results.md.
 bench bench-quick: root all ovs-stock venv probe
+	$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/benchmarks/bench.mk FB=$(CURDIR) \
+		FB_BENCH=$(BUILD)/bench fb-bench
 	@$(FB_VENV)/bin/python benchmarks/run.py all $(if $(findstring quick,$@),--quick)
 
 root:

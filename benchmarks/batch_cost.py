@@ -19,8 +19,8 @@ from fbtest.netns import Namespace, add_veth, delete_link, remove_stale, unique_
 from fbtest.proc import Background
 from fbtest.proc import run as run_command
 
-from benchmarks.lab import BUILD, REPO
 from benchmarks.results import progress, table
+from benchmarks.switch import BUILD, REPO
 
 TITLE = "Cost of a packet by the size of its burst"
 

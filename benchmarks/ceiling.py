@@ -15,22 +15,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks.lab import (
-    IMIX,
-    LARGE,
-    NO_LIMIT,
-    NULL,
-    OURS,
-    SMALL,
-    STOCK,
-    Mix,
-    Rig,
-    Sink,
-    Switch,
-    only,
-)
+from benchmarks.frames import IMIX, LARGE, SMALL, Mix
 from benchmarks.results import progress, table
+from benchmarks.rig import NO_LIMIT, NULL, Rig, Sink
 from benchmarks.stats import spread
+from benchmarks.switch import OURS, STOCK, Switch, only
 
 TITLE = "Ceiling: forwarding without shaping"
 

@@ -18,9 +18,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks.lab import LARGE, OURS, SMALL, STOCK, Mix, Rig, Switch, only
+from benchmarks.frames import LARGE, SMALL, Mix
 from benchmarks.results import progress, table
+from benchmarks.rig import Rig
 from benchmarks.stats import median_interval, spread
+from benchmarks.switch import OURS, STOCK, Switch, only
 
 TITLE = "Cost of the patches without QoS"
 DESTINATIONS = 16

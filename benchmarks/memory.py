@@ -15,10 +15,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks.lab import Rig
 from benchmarks.results import progress, table
-from benchmarks.shaped import BURST_FRAMES, SCHEDULERS, Scheduler, Shaped, rx_limit
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.rig import Rig
+from benchmarks.shaped import BURST_FRAMES, SCHEDULERS, Scheduler, Shaped, rx_limit, shaping_switch
 
 TITLE = "Memory of a shaped port"
 

@@ -26,10 +26,11 @@ from fbtest.probe import (
 )
 
 from benchmarks.ceiling import measure as measure_ceiling
-from benchmarks.lab import LARGE, NULL, STOCK, Rig, Switch
+from benchmarks.frames import LARGE
 from benchmarks.results import progress, table
-from benchmarks.shaped import MLTW, SCHEDULERS, Shaped
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.rig import NULL, Rig
+from benchmarks.shaped import MLTW, SCHEDULERS, Shaped, shaping_switch
+from benchmarks.switch import STOCK, Switch
 
 TITLE = "Pacing"
 

@@ -9,21 +9,33 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib.pyplot as plt
 from fbtest.probe import Probe, flow_rates
 
-from benchmarks.lab import LARGE, Rig, address
+from benchmarks.frames import LARGE, address
 from benchmarks.results import progress, table
-from benchmarks.shaped import MLTW, SCHEDULERS, Scheduler, Shaped
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.rig import Rig
+from benchmarks.shaped import MLTW, SCHEDULERS, Scheduler, Shaped, shaping_switch
 
 TITLE = "One flow beside others on a 100 Gbit/s link"
 
 LINK_BPS = 100e9
 RECORDS = 1 << 22
+#: Recordings of a step, of which the median counts.
+RECORDINGS = 3
 PRIMARY = int.from_bytes(bytes(map(int, address(0).split("."))), "big")
+
+
+def record(rig: Rig, seconds: float) -> tuple[float, float]:
+    """The rate of the primary flow, and of all, in bit/s."""
+    with Probe(rig.ovs, "out", records=RECORDS) as probe:
+        time.sleep(seconds)
+    rates = {flow: r.rate for flow, r in flow_rates(probe.records()).items()}
+    probe.close()
+    return rates.get(PRIMARY, 0.0), sum(rates.values())
 
 
 def sweep(rig: Rig, scheduler: Scheduler, others: int, step_bps: float, seconds: float
@@ -35,19 +47,16 @@ def sweep(rig: Rig, scheduler: Scheduler, others: int, step_bps: float, seconds:
     while target < LINK_BPS:
         shaped.set_rates([target] + [(LINK_BPS - target) / others] * others)
         time.sleep(0.2)
-        with Probe(rig.ovs, "out", records=RECORDS) as probe:
-            time.sleep(seconds)
-        rates = {flow: r.rate for flow, r in flow_rates(probe.records()).items()}
-        probe.close()
-        found.append({"target": target, "primary": rates.get(PRIMARY, 0.0),
-                      "all": sum(rates.values())})
+        taken = [record(rig, seconds) for _ in range(RECORDINGS)]
+        found.append({"target": target, "primary": median(rates[0] for rates in taken),
+                      "all": median(rates[1] for rates in taken)})
         target += step_bps
     return found
 
 
 def run(quick: bool) -> dict[str, Any]:
     """Sweep for all schedulers and numbers of others."""
-    step, seconds = (25e9, 0.2) if quick else (5e9, 0.3)
+    step, seconds = (25e9, 0.1) if quick else (5e9, 0.15)
     schedulers = [MLTW] if quick else [
         s for s in SCHEDULERS if s == MLTW or (s.granularity_ns, s.batching) == (100, "slot")]
     series = []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import BUILD, REPO
+from benchmarks.switch import BUILD, REPO
 
 
 def directory(quick: bool) -> Path:

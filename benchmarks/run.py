@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "utilities")]
 
 #: Each is a module of this package, with TITLE, run, text and plot.
 NAMES = ("ceiling", "hook-off", "max-rate", "pacing", "primary-flow", "scale", "memory",
-         "batch-cost")
+         "batch-cost", "datastructure")
 
 
 def run(name: str, quick: bool) -> str:

@@ -15,10 +15,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from fbtest.probe import Probe, flow_rates
 
-from benchmarks.lab import JUMBO, LARGE, NO_LIMIT, STOCK, Mix, Rig, Switch
+from benchmarks.frames import JUMBO, LARGE, Mix
 from benchmarks.results import progress, table
-from benchmarks.shaped import BURST_FRAMES, MLTW, rx_limit
-from benchmarks.shaped import switch as shaping_switch
+from benchmarks.rig import NO_LIMIT, Rig
+from benchmarks.shaped import BURST_FRAMES, MLTW, rx_limit, shaping_switch
+from benchmarks.switch import STOCK, Switch
 
 TITLE = "Many destinations"
 

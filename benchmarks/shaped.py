@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.lab import OURS, Rig, Switch
+from benchmarks.rig import Rig
 from benchmarks.search import highest
+from benchmarks.switch import OURS, Switch
 
 #: The part by which the rate may be off.
 TOLERANCE = 0.01
@@ -36,9 +37,7 @@ POLL_GAP_S = 50e-6
 MAX_DELAY_US = 200_000
 
 
-
-
-def switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
+def shaping_switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
     """A switch whose meters shape."""
     config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
     return Switch(OURS, config=config, private=private, probe=probe,

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from benchmarks.lab import Mix, address, frames
+from benchmarks.frames import Mix, address, frames
 from benchmarks.openflow import ADD, meter_mod
 from benchmarks.search import highest
 from benchmarks.stats import median_interval, quantile, spread
