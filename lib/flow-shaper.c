@@ -119,6 +119,17 @@ held_is_stamped(const struct held_packet *held)
     return held->info & 1;
 }
 
+/* Prefetches what sending 'held' will touch: the packet has waited, and its
+ * buffer's header, in DPDK's case two cache lines, may have left the cache. */
+static inline void
+held_prefetch(const struct held_packet *held)
+{
+    const char *packet = (const char *) held->packet;
+
+    OVS_PREFETCH(packet);
+    OVS_PREFETCH(packet + CACHE_LINE_SIZE);
+}
+
 /* Makes 'held' a packet that 'thread' counts. */
 static void
 held_set_pool(struct held_packet *held, struct shaper_thread *thread)
@@ -591,7 +602,7 @@ flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
 {
     struct shaper_class *class = flow_class(s, q);
 
-    OVS_PREFETCH(flow_head(q)->packet);
+    held_prefetch(flow_head(q));
     q->state = FLOW_READY;
     ovs_list_push_back(&class->ready, &q->list_node);
     class_activate(s, class);
@@ -895,6 +906,8 @@ rehash_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
     flow_insert(s, q);
 }
 
+static void end_round(struct flow_shaper *);
+
 /* Makes 's' follow 'config' if it differs from the current one only in what
  * can be changed without moving FIFOs: rates, most often.  Returns false if it
  * has changed nothing. */
@@ -917,6 +930,9 @@ config_update_in_place(struct flow_shaper *s,
         }
     }
 
+    if (s->round_ns) {
+        end_round(s);
+    }
     s->config = shaper_config_ref(config);
     for (size_t i = 0; i < s->n_classes; i++) {
         struct shaper_pace *pace = s->classes[i].pace;
@@ -1207,8 +1223,10 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
 
         if (a->may_wait && !(same & UINT32_C(1) << i)) {
             q = *bucket(s, a->hash);
-            OVS_PREFETCH(&q->state);
-            OVS_PREFETCH(&q->key);
+            if (OVS_LIKELY(q)) {
+                OVS_PREFETCH(&q->state);
+                OVS_PREFETCH(&q->key);
+            }
         }
     }
 
@@ -1460,7 +1478,7 @@ drain_due(struct flow_shaper *s, struct drain *d)
         n = edt_sched_dequeue(s->sched, d->now_ns, (void **) nodes, room);
 
         for (size_t i = 0; i < n; i++) {
-            OVS_PREFETCH(flow_head(node_flow(nodes[i]))->packet);
+            held_prefetch(flow_head(node_flow(nodes[i])));
         }
         for (size_t i = 0; i < n; i++) {
             struct flow_queue *q = node_flow(nodes[i]);
