@@ -118,6 +118,19 @@ shaper_thread_pool(struct shaper_thread *thread,
     return i;
 }
 
+/* Returns 'array', of '*n' elements of 'size' bytes, grown, with zeros, so that
+ * it has an element number 'index'. */
+static void *
+grow(void *array, uint32_t *n, uint32_t index, size_t size)
+{
+    uint32_t old = *n;
+
+    *n = ROUND_UP(index + 1, 256);
+    array = xrealloc(array, *n * size);
+    memset((char *) array + old * size, 0, (*n - old) * size);
+    return array;
+}
+
 /* Makes room for 'source' in what 'thread' counts. */
 void
 shaper_thread_grow__(struct shaper_thread *thread, uint8_t pool_idx,
@@ -126,22 +139,12 @@ shaper_thread_grow__(struct shaper_thread *thread, uint8_t pool_idx,
     struct shaper_pool *pool = &thread->pools[pool_idx];
 
     if (source.port >= pool->n_ports) {
-        uint32_t n = ROUND_UP(source.port + 1, 256);
-
-        pool->held_by_port = xrealloc(pool->held_by_port,
-                                      n * sizeof *pool->held_by_port);
-        memset(pool->held_by_port + pool->n_ports, 0,
-               (n - pool->n_ports) * sizeof *pool->held_by_port);
-        pool->n_ports = n;
+        pool->held_by_port = grow(pool->held_by_port, &pool->n_ports,
+                                  source.port, sizeof *pool->held_by_port);
     }
     if (source.rxq >= thread->n_rxqs) {
-        uint32_t n = ROUND_UP(source.rxq + 1, 256);
-
-        thread->bytes_by_rxq = xrealloc(thread->bytes_by_rxq,
-                                        n * sizeof *thread->bytes_by_rxq);
-        memset(thread->bytes_by_rxq + thread->n_rxqs, 0,
-               (n - thread->n_rxqs) * sizeof *thread->bytes_by_rxq);
-        thread->n_rxqs = n;
+        thread->bytes_by_rxq = grow(thread->bytes_by_rxq, &thread->n_rxqs,
+                                    source.rxq, sizeof *thread->bytes_by_rxq);
     }
 }
 
