@@ -2,7 +2,7 @@
 
 As in the FlowBundler paper's figure 9: what the process gains by the QoS and by
 traffic through it.  Each is measured in a vswitchd of its own.  The traffic
-runs for longer than Carousel's and Eiffel's horizon of 10 s, since memory of
+runs for longer than Carousel's horizon of 10 s and Eiffel's two, since memory of
 theirs that was never touched is not resident.
 """
 
@@ -52,7 +52,7 @@ def measure(scheduler: Scheduler, n: int, seconds: float) -> dict[str, float]:
 
 def run(quick: bool) -> dict[str, Any]:
     """Measure all schedulers."""
-    seconds = 1.0 if quick else 12.0
+    seconds = 1.0 if quick else 22.0
     cells = []
     for n in DESTINATIONS[:1] if quick else DESTINATIONS:
         for scheduler in SCHEDULERS:

@@ -123,11 +123,11 @@ class Shaped:
         """What is achieved of a rate, once it is steady."""
         self.set_rate(total_bps)
         self._settle()
-        # Again, if other work took the PMD thread's core meanwhile.
-        for _ in range(3):
+        # The machine is not quiet: what falls short once may not do so twice.
+        for _ in range(2):
             seen = self.rig.measure(self.seconds)
             tried = Try(total_bps, seen.pps * self.rig.mix.mean * 8, seen.share)
-            if tried.holds or seen.share > 0.985:
+            if tried.holds:
                 break
         self.tries.append(tried)
         return tried
