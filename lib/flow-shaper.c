@@ -608,6 +608,17 @@ flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
     class_activate(s, class);
 }
 
+/* Makes 'gap_ns' the distance of the packets of 'q' from now on. */
+static inline void
+flow_set_gap(const struct flow_shaper *s, struct flow_queue *q,
+             uint32_t gap_ns)
+{
+    if (gap_ns != q->gap_ns) {
+        q->gap_ns = gap_ns;
+        q->level = edt_sched_level(s->sched, gap_ns);
+    }
+}
+
 /* Puts 'q', which holds packets, the first of them with 'edt_ns', and is in no
  * list and not in the wheel, where its head belongs. */
 static inline void
@@ -1053,8 +1064,8 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         cause = SHAPER_DROP_MAX_DELAY;
     } else if (OVS_UNLIKELY(s->n_held >= s->config->max_backlog)) {
         cause = SHAPER_DROP_BACKLOG;
-    } else if (OVS_UNLIKELY(!shaper_thread_may_hold(s->thread, pool,
-                                                    source.port))) {
+    } else if (OVS_UNLIKELY(!shaper_thread_room(s->thread, pool,
+                                                source.port))) {
         cause = SHAPER_DROP_BUDGET;
     } else if (!q && !(q = flow_create(s, &a->key, a->hash, a->class_idx))) {
         cause = SHAPER_DROP_FLOWS;
@@ -1066,15 +1077,14 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
             ignore(edt_sched_dequeue(s->sched, now_ns, &node, 1));
         }
 
-        shaper_thread_count(s->thread, pool, source, bytes);
+        shaper_thread_count(s->thread, pool, source, 1, bytes);
         s->n_held++;
         s->held_bytes += bytes;
         if (!stamped) {
             s->n_unstamped++;
             class->unstamped_bytes += bytes;
-        } else if (packet->md.edt.gap_ns != q->gap_ns) {
-            q->gap_ns = packet->md.edt.gap_ns;
-            q->level = edt_sched_level(s->sched, q->gap_ns);
+        } else {
+            flow_set_gap(s, q, packet->md.edt.gap_ns);
         }
 
         struct held_packet *held = flow_push(s, q);
@@ -1177,6 +1187,94 @@ arrival_init(const struct flow_shaper *s, struct arrival *a,
     }
 }
 
+/* Packets of a batch that wait, not yet part of any total, and how many more
+ * may join them without a look at what limits them. */
+struct bulk {
+    uint32_t room;
+    uint32_t n;
+    uint64_t bytes;
+    struct shaper_source source;    /* Of all of them. */
+    const void *mempool;            /* NULL: the heap. */
+    uint8_t pool;                   /* In struct shaper_thread. */
+};
+
+static inline const void *
+packet_mempool(const struct dp_packet *packet OVS_UNUSED)
+{
+#ifdef DPDK_NETDEV
+    return packet->source == DPBUF_DPDK ? packet->mbuf.pool : NULL;
+#else
+    return NULL;
+#endif
+}
+
+/* Begins a bulk of packets like the first of 'batch', which is not empty. */
+static inline void
+bulk_init(const struct flow_shaper *s, struct bulk *bulk,
+          const struct dp_packet_batch *batch,
+          const struct shaper_source *sources)
+{
+    const struct dp_packet *first = batch->packets[0];
+    uint32_t backlog_room = s->n_held < s->config->max_backlog
+                            ? s->config->max_backlog - s->n_held : 0;
+
+    bulk->n = 0;
+    bulk->bytes = 0;
+    bulk->source = sources[0];
+    bulk->mempool = packet_mempool(first);
+    bulk->pool = shaper_thread_pool(s->thread, first);
+    bulk->room = MIN(backlog_room, shaper_thread_room(s->thread, bulk->pool,
+                                                      bulk->source.port));
+}
+
+/* Makes the packets of 'bulk' part of the totals. */
+static inline void
+bulk_end(struct flow_shaper *s, struct bulk *bulk)
+{
+    if (bulk->n) {
+        shaper_thread_count(s->thread, bulk->pool, bulk->source, bulk->n,
+                            bulk->bytes);
+        s->n_held += bulk->n;
+        s->held_bytes += bulk->bytes;
+        bulk->room -= bulk->n;
+        bulk->n = 0;
+        bulk->bytes = 0;
+    }
+}
+
+/* Holds 'packet' with an EDT, received at 'source', in 'q' if that needs no
+ * closer look: what arrival_hold() does for most packets. */
+static inline bool
+bulk_hold(struct flow_shaper *s, struct bulk *bulk, struct flow_queue *q,
+          struct dp_packet *packet, struct shaper_source source,
+          uint64_t now_ns)
+{
+    const struct edt_stamp *stamp = &packet->md.edt;
+
+    if (OVS_UNLIKELY(bulk->n >= bulk->room || packet->source == DPBUF_AFXDP
+                     || packet_mempool(packet) != bulk->mempool
+                     || source.port != bulk->source.port
+                     || source.rxq != bulk->source.rxq)) {
+        return false;
+    }
+
+    uint32_t bytes = dp_packet_size(packet);
+    struct held_packet *held = flow_push(s, q);
+
+    held->packet = packet;
+    held->edt_ns = stamp->edt_ns;
+    held->source = source;
+    held->info = held_info(bytes, packet->source, bulk->pool, true);
+    bulk->n++;
+    bulk->bytes += bytes;
+    flow_set_gap(s, q, stamp->gap_ns);
+    if (q->state == FLOW_IDLE) {
+        ovs_list_remove(&q->list_node);
+        flow_schedule(s, q, stamp->edt_ns, now_ns);
+    }
+    return true;
+}
+
 /* Offers the packets of 'batch' to 's' at 'now_ns'.  'sources[i]' says where
  * packet i was received (if no port did, the packet waits only if it has an
  * EDT).  Those that may leave now stay in 'batch', in their order; 's' takes
@@ -1192,12 +1290,17 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     const struct arrival *prev = NULL;
     struct flow_queue *q = NULL;
     struct dp_packet *packet;
+    struct bulk bulk;
     uint32_t same = 0;
     uint64_t bytes = 0;
     uint32_t kept = 0;
     size_t i;
 
     BUILD_ASSERT_DECL(NETDEV_MAX_BURST <= 32);
+
+    if (!size) {
+        return 0;
+    }
 
     /* In passes, so that the cache misses of different flows overlap.  'same'
      * tells the packets that come right after another one of their flow. */
@@ -1231,17 +1334,25 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     }
 
     q = NULL;
+    bulk_init(s, &bulk, batch, sources);
     DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
         const struct arrival *a = &arrivals[i];
 
         /* While nothing waits, only what must wait needs a FIFO. */
-        if (a->must_wait || (a->may_wait && s->n_held)) {
+        if (a->must_wait || (a->may_wait && (s->n_held || bulk.n))) {
             if (!q || !(same & UINT32_C(1) << i)) {
                 q = flow_find(s, &a->key, a->hash);
             }
             if ((q && q->n_packets) || (a->must_wait && !s->closing)) {
-                q = arrival_hold(s, a, packet, sources[i], q, tso_enabled,
-                                 now_ns);
+                if (OVS_UNLIKELY(!q || !s->n_held || tso_enabled
+                                 || !packet->md.edt.edt_ns
+                                 || !bulk_hold(s, &bulk, q, packet, sources[i],
+                                               now_ns))) {
+                    bulk_end(s, &bulk);
+                    bulk.room -= bulk.room > 0;
+                    q = arrival_hold(s, a, packet, sources[i], q, tso_enabled,
+                                     now_ns);
+                }
                 continue;
             }
         }
@@ -1255,6 +1366,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
         counter_add(&s->classes[a->class_idx].tx_bytes, len);
         dp_packet_batch_refill(batch, packet, i);
     }
+    bulk_end(s, &bulk);
     counter_add(&s->counters[SHAPER_BYPASSED], dp_packet_batch_size(batch));
     counter_add(&s->counters[SHAPER_BYPASSED_BYTES], bytes);
     publish_gauges(s);
@@ -1789,7 +1901,7 @@ account_cb(struct flow_shaper *s OVS_UNUSED, struct flow_queue *q,
             if (aux->count) {
                 held_set_pool(held, aux->thread);
                 shaper_thread_count(aux->thread, held_pool(held),
-                                    held->source, held_bytes(held));
+                                    held->source, 1, held_bytes(held));
             } else {
                 shaper_thread_uncount(aux->thread, held_pool(held),
                                       held->source, 1, held_bytes(held));
@@ -1873,7 +1985,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
                 held_uncount(from, q, &held);
                 held_set_pool(&held, s->thread);
                 shaper_thread_count(s->thread, held_pool(&held), held.source,
-                                    held_bytes(&held));
+                                    1, held_bytes(&held));
                 s->n_held++;
                 s->held_bytes += held_bytes(&held);
                 if (!held_is_stamped(&held)) {

@@ -87,11 +87,11 @@ void shaper_thread_grow__(struct shaper_thread *, uint8_t pool_idx,
 uint16_t shaper_rxq_id_alloc(void);
 void shaper_rxq_id_free(uint16_t id);
 
-/* Counts a packet of 'bytes' bytes, from 'source' and in pool 'pool_idx', that
- * begins to wait. */
+/* Counts 'n' packets of together 'bytes' bytes, from 'source' and in pool
+ * 'pool_idx', that begin to wait. */
 static inline void
 shaper_thread_count(struct shaper_thread *thread, uint8_t pool_idx,
-                    struct shaper_source source, uint32_t bytes)
+                    struct shaper_source source, uint32_t n, uint64_t bytes)
 {
     struct shaper_pool *pool = &thread->pools[pool_idx];
 
@@ -99,8 +99,8 @@ shaper_thread_count(struct shaper_thread *thread, uint8_t pool_idx,
                      || source.rxq >= thread->n_rxqs)) {
         shaper_thread_grow__(thread, pool_idx, source);
     }
-    pool->held++;
-    pool->held_by_port[source.port]++;
+    pool->held += n;
+    pool->held_by_port[source.port] += n;
     thread->bytes_by_rxq[source.rxq] += bytes;
 }
 
@@ -117,20 +117,22 @@ shaper_thread_uncount(struct shaper_thread *thread, uint8_t pool_idx,
     thread->bytes_by_rxq[source.rxq] -= bytes;
 }
 
-/* May a shaper of 'thread' hold one more packet of pool 'pool_idx' that 'port'
- * received?
+/* Returns how many more packets of pool 'pool_idx' that 'port' received a
+ * shaper of 'thread' may hold.
  *
  * A port may hold as much as is left for all of them (dynamic thresholds,
  * Choudhury and Hahne, 1998): alone it gets half of the budget, and there is
  * always something left for a port that has nothing yet. */
-static inline bool
-shaper_thread_may_hold(const struct shaper_thread *thread, uint8_t pool_idx,
-                       uint16_t port)
+static inline uint32_t
+shaper_thread_room(const struct shaper_thread *thread, uint8_t pool_idx,
+                   uint16_t port)
 {
     const struct shaper_pool *pool = &thread->pools[pool_idx];
     uint32_t mine = port < pool->n_ports ? pool->held_by_port[port] : 0;
 
-    return pool->held < pool->budget && mine < pool->budget - pool->held;
+    /* Each packet adds to what the port has and takes from what is left. */
+    return pool->budget > pool->held + mine
+           ? (pool->budget - pool->held - mine + 1) / 2 : 0;
 }
 
 /* Returns the number of bytes of packets that the shapers of 'thread' hold
