@@ -56,7 +56,8 @@ def cases(quick: bool) -> list[Case]:
         return [Case(sink, 16, LARGE) for sink in (NULL, DOORBELLS[-1])]
     found = [Case(sink, n, LARGE) for sink in (NULL, AF_PACKET, *DOORBELLS)
              for n in (1, 2, 4, 8, 16, 64, 256)]
-    found += [Case(sink, 16, LARGE, interleaved=True) for sink in (NULL, DOORBELLS[-1])]
+    found += [Case(NULL, n, LARGE, interleaved=True) for n in (2, 4, 8, 16, 64, 256)]
+    found += [Case(DOORBELLS[-1], 16, LARGE, interleaved=True)]
     return found + [Case(NULL, 16, mix) for mix in (SMALL, IMIX)]
 
 
