@@ -40,6 +40,7 @@ edt_params_create(const struct edt_limits *limits)
                                               : EDT_MAX_BURST_BYTES);
 
     p->limits.per_packet = per_packet;
+    p->limits.fair = limits->fair;
     p->limits.rate = rate;
     p->limits.burst = burst;
     p->limits.max_delay_us = MIN(limits->max_delay_us, EDT_MAX_DELAY_US);
@@ -90,6 +91,8 @@ edt_meter_init(struct edt_meter *meter, struct edt_params *params)
     atomic_init(&meter->own_counts.bytes, 0);
     atomic_init(&meter->shared_counts.packets, 0);
     atomic_init(&meter->shared_counts.bytes, 0);
+    atomic_init(&meter->late_drops.packets, 0);
+    atomic_init(&meter->late_drops.bytes, 0);
 }
 
 /* Frees what 'meter' owns.  There must be no readers left. */
@@ -195,6 +198,55 @@ edt_meter_reserve(struct edt_meter *meter, const struct edt_params *p,
     r->base_ticks = base;
     r->end_ticks = end;
     return admitted;
+}
+
+/* Reserves time on 'meter', with parameters 'p', for 'units' units (at most
+ * EDT_MAX_BATCH_UNITS) that may leave from 'since_ns' on, and of which the
+ * first packet came at 'arrival_ns'.  Returns false, having consumed nothing,
+ * if that packet would have waited longer than the meter allows when it
+ * left. */
+bool
+edt_meter_reserve_late(struct edt_meter *meter, const struct edt_params *p,
+                       uint64_t since_ns, uint64_t arrival_ns, uint32_t units,
+                       struct edt_reservation *r)
+{
+    const uint64_t floor = (since_ns << EDT_TICK_SHIFT) - p->tolerance_ticks;
+    const uint64_t limit = (arrival_ns << EDT_TICK_SHIFT) + p->max_delay_ticks;
+    uint64_t tat;
+
+    atomic_read_relaxed(&meter->tat_ticks, &tat);
+    do {
+        r->base_ticks = tat - floor <= EDT_STALE_TICKS ? tat : floor;
+        if ((int64_t) (r->base_ticks - limit) > 0) {
+            return false;
+        }
+        r->end_ticks = r->base_ticks + edt_cost(p, units);
+    } while (!atomic_compare_exchange_weak_relaxed(&meter->tat_ticks, &tat,
+                                                   r->end_ticks));
+    return true;
+}
+
+/* Counts a packet of 'bytes' bytes that passed 'meter' and was dropped because
+ * of it later, where it waited.  Thread-safe. */
+void
+edt_meter_count_drop(struct edt_meter *meter, uint32_t bytes)
+{
+    uint64_t orig;
+
+    atomic_add_relaxed(&meter->late_drops.packets, 1, &orig);
+    atomic_add_relaxed(&meter->late_drops.bytes, bytes, &orig);
+}
+
+/* Stores what edt_meter_count_drop() has counted at 'meter' in '*packets' and
+ * '*bytes'.  Thread-safe. */
+void
+edt_meter_get_late_drops(const struct edt_meter *meter_,
+                         uint64_t *packets, uint64_t *bytes)
+{
+    struct edt_meter *meter = CONST_CAST(struct edt_meter *, meter_);
+
+    atomic_read_relaxed(&meter->late_drops.packets, packets);
+    atomic_read_relaxed(&meter->late_drops.bytes, bytes);
 }
 
 /* Gives back time of reservation 'r' that its packets will not use because

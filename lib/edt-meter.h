@@ -129,6 +129,8 @@ struct edt_limits {
     uint64_t max_delay_us;      /* Longest wait, at most EDT_MAX_DELAY_US. */
     uint64_t ecn_threshold_us;  /* Wait above which packets are to be marked,
                                  * at most EDT_MAX_DELAY_US; 0 for none. */
+    bool fair;                  /* Does it reserve when packets are about to
+                                 * leave?  See "edt-late.h". */
 };
 
 /* The same in the form that packets need.  Immutable once published. */
@@ -168,6 +170,7 @@ struct edt_meter {
     atomic_uint32_t owner;      /* First thread to count. */
     struct edt_counts own_counts;
     struct edt_counts shared_counts;
+    struct edt_counts late_drops;   /* See edt_meter_count_drop(). */
 };
 
 /* Time reserved for a batch: packet with 'u' units before it in the batch has
@@ -191,6 +194,12 @@ bool edt_meter_own__(struct edt_meter *, uint32_t thread_id);
 size_t edt_meter_reserve(struct edt_meter *, const struct edt_params *,
                          uint64_t now_ns, const uint32_t *ends, size_t n,
                          struct edt_reservation *);
+bool edt_meter_reserve_late(struct edt_meter *, const struct edt_params *,
+                            uint64_t since_ns, uint64_t arrival_ns,
+                            uint32_t units, struct edt_reservation *);
+void edt_meter_count_drop(struct edt_meter *, uint32_t bytes);
+void edt_meter_get_late_drops(const struct edt_meter *,
+                              uint64_t *packets, uint64_t *bytes);
 void edt_meter_refund(struct edt_meter *, const struct edt_params *,
                       const struct edt_reservation *,
                       uint32_t kept_units, uint32_t refunded_units,

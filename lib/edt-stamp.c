@@ -20,6 +20,7 @@
 
 #include "dp-packet.h"
 #include "dp-packet-gso.h"
+#include "edt-late.h"
 #include "netlink.h"
 #include "packets.h"
 #include "userspace-tso.h"
@@ -108,10 +109,43 @@ count_packets(struct dp_packet_batch *batch, bool tso_enabled, uint32_t *ends)
     }
 }
 
+/* Notes in the stamps of 'batch' that 'meter_id', with parameters 'p', is to
+ * reserve time for the packets when they are about to leave ("edt-late.h").
+ * Returns false, having done nothing, if there are packets among them of which
+ * two meters are already to do so. */
+static bool
+stamp_late(struct dp_packet_batch *batch, const struct edt_params *p,
+           uint32_t meter_id, uint64_t now_ns)
+{
+    struct dp_packet *packet;
+
+    DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        if (packet->md.edt.edt_ns && packet->md.edt.late & EDT_LATE_LAST) {
+            return false;
+        }
+    }
+    DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        struct edt_stamp *stamp = &packet->md.edt;
+
+        if (!stamp->edt_ns) {
+            stamp->edt_ns = now_ns;
+            stamp->gap_ns = p->gap_ns;
+            stamp->first_meter = meter_id;
+            stamp->late = EDT_LATE_FIRST;
+        } else {
+            stamp->gap_ns = MAX(stamp->gap_ns, p->gap_ns);
+            stamp->late |= EDT_LATE_LAST;
+        }
+        stamp->last_meter = meter_id;
+    }
+    return true;
+}
+
 /* Makes the packets of 'batch' pass 'meter', with parameters 'p' and datapath
  * id 'meter_id', at 'now_ns': stamps those that 'meter' admits and deletes the
  * others, giving their time back to the meters in 'chain', which 'meter' then
- * joins.  Stores what happened in '*result'. */
+ * joins.  A fair meter admits all for now, unless two others before it are
+ * fair: then it does as if it were not, and its rate is kept all the same.  Stores what happened in '*result'. */
 void
 edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
                 const struct edt_params *p, uint32_t meter_id,
@@ -138,6 +172,14 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
         bytes = MIN(bytes, EDT_MAX_BATCH_UNITS);
         byte_ends[i] = bytes;
     }
+    if (OVS_UNLIKELY(p->limits.fair)
+        && stamp_late(batch, p, meter_id, now_ns)) {
+        *result = (struct edt_stamp_result) {
+            .n_packets = n,
+            .n_bytes = bytes,
+        };
+        return;
+    }
     if (p->limits.per_packet) {
         count_packets(batch, tso_enabled, packet_ends);
         ends = packet_ends;
@@ -155,11 +197,14 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
             stamp->first_meter = meter_id;
             stamp->edt_ns = edt_ns;
             stamp->gap_ns = p->gap_ns;
+            stamp->late = 0;
         } else if (edt_ns > stamp->edt_ns) {
             stamp->edt_ns = edt_ns;
             stamp->gap_ns = p->gap_ns;
         }
-        stamp->last_meter = meter_id;
+        if (OVS_LIKELY(!(stamp->late & EDT_LATE_LAST))) {
+            stamp->last_meter = meter_id;
+        }
     }
 
     result->n_packets = n;

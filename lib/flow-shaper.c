@@ -187,6 +187,15 @@ struct flow_queue {
     bool in_use;
     uint32_t gap_ns;
     uint64_t idle_since_ns;
+
+    /* If 'late': its meters reserve time for its next packets, its turn, when
+     * its last turn is over ("edt-late.h"). */
+    uint8_t late;                   /* EDT_LATE_*, also in 'key'. */
+    uint32_t n_bytes;               /* Held. */
+    uint32_t turn_bytes;            /* Left of its turn. */
+    bool in_turn;                   /* Has a part of it left? */
+    uint64_t turn_edt_ns;           /* Of all packets of the turn. */
+    uint64_t max_delay_ns;          /* Of its meters. */
 };
 
 /* An output queue. */
@@ -433,6 +442,15 @@ flow_head(const struct flow_queue *q)
     return &q->head->held[q->head_idx];
 }
 
+/* Returns the time at which the first packet of 'q' is due, or that from which
+ * on its meters can be asked for it. */
+static inline uint64_t
+flow_head_edt(const struct flow_queue *q)
+{
+    return (OVS_UNLIKELY(q->late) && q->turn_bytes ? q->turn_edt_ns
+            : flow_head(q)->edt_ns);
+}
+
 static void
 flow_pop(struct flow_shaper *s, struct flow_queue *q)
 {
@@ -566,6 +584,11 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     q->gap_ns = 0;
     q->level = 0;
     q->idle_since_ns = 0;
+    q->late = key->late;
+    q->n_bytes = 0;
+    q->turn_bytes = 0;
+    q->in_turn = false;
+    q->max_delay_ns = UINT64_MAX;
     atomic_store_relaxed(&q->tx_packets, UINT64_C(0));
     atomic_store_relaxed(&q->tx_bytes, UINT64_C(0));
     q->in_use = true;
@@ -632,6 +655,22 @@ flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t edt_ns,
         q->state = FLOW_WAITING;
     } else {
         flow_set_ready(s, q);
+    }
+}
+
+static void flow_schedule_late(struct flow_shaper *, struct flow_queue *,
+                               uint64_t since_ns, uint64_t now_ns);
+
+/* Puts 'q', which is in no list and not in the wheel, where it belongs at
+ * 'now_ns'.  Its previous packet, if there was one, was due at 'since_ns'. */
+static inline void
+flow_schedule_head(struct flow_shaper *s, struct flow_queue *q,
+                   uint64_t since_ns, uint64_t now_ns)
+{
+    if (OVS_UNLIKELY(q->late)) {
+        flow_schedule_late(s, q, since_ns, now_ns);
+    } else {
+        flow_schedule(s, q, flow_head(q)->edt_ns, now_ns);
     }
 }
 
@@ -802,8 +841,103 @@ flow_drop_head(struct flow_shaper *s, struct flow_queue *q,
 
     flow_pop(s, q);
     held_uncount(s, q, &held);
+    if (q->late) {
+        q->n_bytes -= held_bytes(&held);
+        q->turn_bytes = 0;
+        q->in_turn = false;
+    }
     count_drop(s, flow_class(s, q), cause);
     dp_packet_delete(held.packet);
+}
+
+static void flow_becomes_idle(struct flow_shaper *, struct flow_queue *,
+                              uint64_t now_ns);
+
+/* Fills in the packets of 'q' that are to leave next at 'now_ns': as many as
+ * an MTU has room for, and at least one. */
+static void
+turn_init(const struct flow_queue *q, struct edt_turn *turn, uint64_t now_ns)
+{
+    const struct packet_chunk *c = q->head;
+    const struct held_packet *head = flow_head(q);
+    int i = q->head_idx;
+
+    turn->first_meter = q->key.first_meter;
+    turn->last_meter = q->key.last_meter;
+    turn->late = q->late;
+    turn->gap_ns = q->gap_ns;
+    turn->arrival_ns = head->edt_ns;
+    turn->first_bytes = turn->n_bytes = held_bytes(head);
+    for (turn->n_packets = 1; turn->n_packets < q->n_packets;
+         turn->n_packets++) {
+        if (++i == CHUNK_PACKETS) {
+            c = c->next;
+            i = 0;
+        }
+        if (c->held[i].edt_ns > now_ns
+            || turn->n_bytes + held_bytes(&c->held[i]) > EDT_MTU_BYTES) {
+            break;
+        }
+        turn->n_bytes += held_bytes(&c->held[i]);
+    }
+}
+
+/* Puts 'q', of which the meters reserve late, where it belongs.  If it has no
+ * turn, its meters are asked for one; packets that would have to wait for
+ * longer than these allow are dropped. */
+static void
+flow_schedule_late(struct flow_shaper *s, struct flow_queue *q,
+                   uint64_t since_ns, uint64_t now_ns)
+{
+    for (int n_dropped = 0; q->n_packets; n_dropped++) {
+        uint64_t edt_ns = flow_head(q)->edt_ns;
+        struct edt_turn turn;
+        struct edt_grant grant;
+
+        if (q->turn_bytes || s->releasing) {
+            flow_schedule(s, q, q->turn_edt_ns, now_ns);
+            if (q->state == FLOW_READY && q->in_turn) {
+                /* The rest of its turn leaves before others have their
+                 * next. */
+                ovs_list_remove(&q->list_node);
+                ovs_list_push_front(&flow_class(s, q)->ready, &q->list_node);
+            }
+            return;
+        }
+        if (edt_ns > now_ns || n_dropped == MAX_EXPIRED) {
+            /* A meter that is not fair has set an EDT, or there is more to
+             * drop: later. */
+            flow_schedule(s, q, MAX(edt_ns, now_ns + 1), now_ns);
+            return;
+        }
+
+        turn_init(q, &turn, now_ns);
+        turn.since_ns = MAX(edt_ns, since_ns);
+        if (turn.since_ns + MAX_CATCH_UP_NS < now_ns) {
+            turn.since_ns = now_ns - MAX_CATCH_UP_NS;
+        }
+        if (edt_late_reserve(&s->thread->meters, &turn, &grant)) {
+            q->in_turn = false;
+            q->turn_bytes = grant.n_bytes;
+            q->turn_edt_ns = grant.edt_ns;
+            q->max_delay_ns = grant.max_delay_ns;
+            flow_set_gap(s, q, grant.gap_ns);
+        } else {
+            flow_drop_head(s, q, SHAPER_DROP_MAX_DELAY);
+        }
+    }
+    flow_becomes_idle(s, q, now_ns);
+}
+
+/* May 'q' hold 'bytes' more bytes?  Not if the rate of its meters does not
+ * carry that much in the time for which they let packets wait, even if no
+ * other flow needed it. */
+static bool
+flow_may_hold(const struct flow_queue *q, uint32_t bytes)
+{
+    return (!q->n_bytes || q->max_delay_ns == UINT64_MAX
+            || ((uint64_t) q->n_bytes + bytes) * q->gap_ns
+               <= (q->max_delay_ns + q->gap_ns) * EDT_MTU_BYTES);
 }
 
 static void
@@ -881,7 +1015,7 @@ reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
 
     q->level = edt_sched_level(s->sched, q->gap_ns);
     if (q->n_packets) {
-        flow_schedule(s, q, flow_head(q)->edt_ns, *now_ns);
+        flow_schedule_head(s, q, *now_ns, *now_ns);
     }
 }
 
@@ -1069,6 +1203,9 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         cause = SHAPER_DROP_BUDGET;
     } else if (!q && !(q = flow_create(s, &a->key, a->hash, a->class_idx))) {
         cause = SHAPER_DROP_FLOWS;
+    } else if (OVS_UNLIKELY(q->late) && !flow_may_hold(q, bytes)) {
+        cause = SHAPER_DROP_MAX_DELAY;
+        edt_late_count_drop(&s->thread->meters, q->key.first_meter, bytes);
     } else {
         if (!s->n_held) {
             /* Nothing was polled for while nothing was held. */
@@ -1083,8 +1220,10 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         if (!stamped) {
             s->n_unstamped++;
             class->unstamped_bytes += bytes;
-        } else {
+        } else if (OVS_LIKELY(!q->late)) {
             flow_set_gap(s, q, packet->md.edt.gap_ns);
+        } else {
+            q->n_bytes += bytes;
         }
 
         struct held_packet *held = flow_push(s, q);
@@ -1095,7 +1234,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         held->info = held_info(bytes, packet->source, pool, stamped);
         if (q->state == FLOW_IDLE) {
             ovs_list_remove(&q->list_node);
-            flow_schedule(s, q, edt_ns, now_ns);
+            flow_schedule_head(s, q, edt_ns, now_ns);
         }
         return q;
     }
@@ -1127,8 +1266,11 @@ shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
             struct dp_packet *seg;
 
             DP_PACKET_BATCH_FOR_EACH (j, seg, &batches[i]) {
-                uint64_t edt_ns = stamp.edt_ns
-                    + bytes_before * stamp.gap_ns / EDT_MTU_BYTES;
+                uint64_t edt_ns = stamp.edt_ns;
+
+                if (!stamp.late) {
+                    edt_ns += bytes_before * stamp.gap_ns / EDT_MTU_BYTES;
+                }
 
                 pkt_metadata_init(&seg->md, ODPP_NONE);
                 seg->md.edt = stamp;
@@ -1170,7 +1312,7 @@ arrival_init(const struct flow_shaper *s, struct arrival *a,
     const uint64_t edt_ns = packet->md.edt.edt_ns;
 
     a->class_idx = config_class(s->config, packet->md.skb_priority);
-    a->must_wait = edt_ns > now_ns;
+    a->must_wait = edt_ns > now_ns || (edt_ns && packet->md.edt.late);
     if (s->config->paced) {
         a->must_wait |= (s->config->port_pace
                          || s->classes[a->class_idx].pace)
@@ -1252,6 +1394,7 @@ bulk_hold(struct flow_shaper *s, struct bulk *bulk, struct flow_queue *q,
     const struct edt_stamp *stamp = &packet->md.edt;
 
     if (OVS_UNLIKELY(bulk->n >= bulk->room || packet->source == DPBUF_AFXDP
+                     || stamp->late
                      || packet_mempool(packet) != bulk->mempool
                      || source.port != bulk->source.port
                      || source.rxq != bulk->source.rxq)) {
@@ -1424,6 +1567,24 @@ reap_idle_flows(struct flow_shaper *s, uint64_t now_ns)
     }
 }
 
+/* Has 'q', which the wheel had due at 'now_ns', no turn yet? */
+static inline bool
+flow_lacks_turn(const struct flow_shaper *s, const struct flow_queue *q)
+{
+    return OVS_UNLIKELY(q->late) && !q->turn_bytes && !s->releasing;
+}
+
+/* Makes 'q', which the wheel had due at 'now_ns', ready if it is. */
+static inline void
+flow_is_due(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
+{
+    if (flow_lacks_turn(s, q)) {
+        flow_schedule_late(s, q, flow_head(q)->edt_ns, now_ns);
+    } else {
+        flow_set_ready(s, q);
+    }
+}
+
 /* Moves what the wheel has due to the ready lists. */
 static size_t
 take_due(struct flow_shaper *s, uint64_t now_ns)
@@ -1435,7 +1596,7 @@ take_due(struct flow_shaper *s, uint64_t now_ns)
         struct shaper_node *node = nodes[i];
 
         if (node->type == NODE_FLOW) {
-            flow_set_ready(s, node_flow(node));
+            flow_is_due(s, node_flow(node), now_ns);
         } else {
             struct shaper_class *class
                 = CONTAINER_OF(node, struct shaper_class, node);
@@ -1501,7 +1662,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     const struct held_packet *head = flow_head(q);
     struct dp_packet *packet = head->packet;
     uint32_t bytes = held_bytes(head);
-    uint64_t edt_ns = head->edt_ns;
+    uint64_t edt_ns = flow_head_edt(q);
 
     if (OVS_UNLIKELY(d->kind != held_kind(head) || d->class != class
                      || d->source.port != head->source.port
@@ -1532,10 +1693,27 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     d->full = dp_packet_batch_is_full(d->batch);
 
     flow_pop(s, q);
+    if (OVS_UNLIKELY(q->late)) {
+        q->n_bytes -= bytes;
+        q->turn_bytes -= MIN(bytes, q->turn_bytes);
+        q->in_turn = q->turn_bytes != 0;
+    }
     if (q->n_packets) {
-        flow_schedule(s, q, flow_head(q)->edt_ns, d->now_ns);
+        flow_schedule_head(s, q, edt_ns, d->now_ns);
     } else {
         flow_becomes_idle(s, q, d->now_ns);
+    }
+}
+
+/* Sends what is left of the turn of 'q', of which the first packet has just
+ * left, as long as it fits. */
+static void
+drain_send_turn(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
+{
+    while (q->in_turn && q->state == FLOW_READY && !d->full
+           && drain_fits(d, flow_head(q))) {
+        ovs_list_remove(&q->list_node);
+        drain_send(s, q, flow_class(s, q), d);
     }
 }
 
@@ -1557,12 +1735,13 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
 
     ovs_list_pop_front(&class->ready);
     if (OVS_UNLIKELY(s->config->paced && !s->releasing
-                     && d->now_ns > (head->edt_ns + s->config->max_delay_ns
+                     && d->now_ns > (flow_head_edt(q)
+                                     + s->config->max_delay_ns
                                      + MAX_CATCH_UP_NS))) {
         flow_drop_head(s, q, SHAPER_DROP_EXPIRED);
         d->full = ++d->n_expired == MAX_EXPIRED;
         if (q->n_packets) {
-            flow_schedule(s, q, flow_head(q)->edt_ns, d->now_ns);
+            flow_schedule_head(s, q, d->now_ns, d->now_ns);
         } else {
             flow_becomes_idle(s, q, d->now_ns);
         }
@@ -1598,11 +1777,18 @@ drain_due(struct flow_shaper *s, struct drain *d)
             if (OVS_UNLIKELY(!drain_fits(d, flow_head(q)))) {
                 d->full = true;
                 for (; i < n; i++) {
-                    flow_set_ready(s, node_flow(nodes[i]));
+                    flow_is_due(s, node_flow(nodes[i]), d->now_ns);
                 }
                 return;
             }
+            if (flow_lacks_turn(s, q)) {
+                flow_schedule_late(s, q, flow_head(q)->edt_ns, d->now_ns);
+                continue;
+            }
             drain_send(s, q, flow_class(s, q), d);
+            if (OVS_UNLIKELY(q->late)) {
+                drain_send_turn(s, q, d);
+            }
         }
     } while (n == room && !d->full);
     if (n < room) {
@@ -1973,6 +2159,13 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
     /* Older packets first, then what 'to' had. */
     younger = *to;
     to->n_packets = 0;
+    to->n_bytes = 0;
+    if (q->turn_bytes) {
+        to->turn_edt_ns = to->turn_bytes
+                          ? MIN(to->turn_edt_ns, q->turn_edt_ns)
+                          : q->turn_edt_ns;
+        to->turn_bytes += q->turn_bytes;
+    }
     for (int i = 0; i < 2; i++) {
         struct flow_shaper *owner = i ? s : from;
         struct flow_queue *src = i ? &younger : q;
@@ -1992,6 +2185,9 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
                     s->n_unstamped++;
                     flow_class(s, to)->unstamped_bytes += held_bytes(&held);
                 }
+            }
+            if (to->late) {
+                to->n_bytes += held_bytes(&held);
             }
             *flow_push(s, to) = held;
         }

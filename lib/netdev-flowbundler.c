@@ -1114,11 +1114,24 @@ format_flow_key(struct ds *s, const struct shaper_flow_key *key)
 
         memcpy(&ip6, key->addr, sizeof ip6);
         ipv6_format_addr(&ip6, s);
+    } else if (key->addr_type == SHAPER_FLOW_IPV4) {
+        ds_put_format(s, IP_FMT" src="IP_FMT" proto=%"PRIu32
+                      " ports=%"PRIu16",%"PRIu16,
+                      IP_ARGS(key->ipv4.dst), IP_ARGS(key->ipv4.src),
+                      key->ipv4.proto, ntohs(key->ipv4.src_port),
+                      ntohs(key->ipv4.dst_port));
+    } else if (key->addr_type == SHAPER_FLOW_IPV6) {
+        ds_put_format(s, "ipv6 flow=%016"PRIx64"%016"PRIx64, key->addr[1],
+                      key->addr[0]);
     } else {
         struct eth_addr mac;
 
         memcpy(&mac, key->addr, sizeof mac);
         ds_put_format(s, ETH_ADDR_FMT, ETH_ADDR_ARGS(mac));
+        if (key->addr_type == SHAPER_FLOW_ETH) {
+            memcpy(&mac, (const char *) key->addr + sizeof mac, sizeof mac);
+            ds_put_format(s, " src="ETH_ADDR_FMT, ETH_ADDR_ARGS(mac));
+        }
     }
 }
 

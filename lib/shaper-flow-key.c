@@ -21,20 +21,18 @@
 
 #include "flow.h"
 
-/* Fills in the destination of 'packet', whatever it is. */
-void
-shaper_flow_key_set_addr__(struct shaper_flow_key *key,
-                           const struct dp_packet *packet)
+/* Finds the first IP header of 'packet'.  Returns its offset, or 0 if there is
+ * none that is complete, and stores ETH_TYPE_IP or ETH_TYPE_IPV6. */
+static size_t
+find_ip(const struct dp_packet *packet, uint16_t *type)
 {
     const uint8_t *data = dp_packet_data(packet);
     size_t size = dp_packet_size(packet);
     size_t ofs = ETH_HEADER_LEN;
     ovs_be16 eth_type;
 
-    key->addr_type = SHAPER_ADDR_ETH;
-    memset(key->addr, 0, sizeof key->addr);
     if (OVS_UNLIKELY(size < ETH_HEADER_LEN)) {
-        return;
+        return 0;
     }
 
     memcpy(&eth_type, data + 2 * ETH_ADDR_LEN, sizeof eth_type);
@@ -44,16 +42,95 @@ shaper_flow_key_set_addr__(struct shaper_flow_key *key,
         ofs += VLAN_HEADER_LEN;
     }
 
-    if (eth_type == htons(ETH_TYPE_IP) && size >= ofs + IP_HEADER_LEN) {
+    *type = ntohs(eth_type);
+    return ((*type == ETH_TYPE_IP && size >= ofs + IP_HEADER_LEN)
+            || (*type == ETH_TYPE_IPV6 && size >= ofs + IPV6_HEADER_LEN)
+            ? ofs : 0);
+}
+
+/* Fills in the destination of 'packet', whatever it is. */
+void
+shaper_flow_key_set_addr__(struct shaper_flow_key *key,
+                           const struct dp_packet *packet)
+{
+    const uint8_t *data = dp_packet_data(packet);
+    uint16_t type;
+    size_t ofs = find_ip(packet, &type);
+
+    memset(key->addr, 0, sizeof key->addr);
+    if (!ofs) {
+        key->addr_type = SHAPER_ADDR_ETH;
+        if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN)) {
+            memcpy(key->addr, data, ETH_ADDR_LEN);
+        }
+    } else if (type == ETH_TYPE_IP) {
         key->addr_type = SHAPER_ADDR_IPV4;
         memcpy(key->addr, data + ofs + offsetof(struct ip_header, ip_dst), 4);
-    } else if (eth_type == htons(ETH_TYPE_IPV6)
-               && size >= ofs + IPV6_HEADER_LEN) {
+    } else {
         key->addr_type = SHAPER_ADDR_IPV6;
         memcpy(key->addr,
                data + ofs + offsetof(struct ovs_16aligned_ip6_hdr, ip6_dst),
                16);
+    }
+}
+
+/* Stores at 'ports' the four bytes of source and destination port of 'packet',
+ * which has protocol 'proto' at 'ofs', or zeros if it has none. */
+static void
+get_ports(const struct dp_packet *packet, size_t ofs, uint8_t proto,
+          void *ports)
+{
+    if ((proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP)
+        && dp_packet_size(packet) >= ofs + 4) {
+        memcpy(ports, (const uint8_t *) dp_packet_data(packet) + ofs, 4);
     } else {
-        memcpy(key->addr, data, ETH_ADDR_LEN);
+        memset(ports, 0, 4);
+    }
+}
+
+/* Fills in the flow that 'packet' belongs to. */
+void
+shaper_flow_key_set_flow__(struct shaper_flow_key *key,
+                           const struct dp_packet *packet)
+{
+    const uint8_t *data = dp_packet_data(packet);
+    uint16_t type;
+    size_t ofs = find_ip(packet, &type);
+
+    if (!ofs) {
+        memset(key->addr, 0, sizeof key->addr);
+        key->addr_type = SHAPER_FLOW_ETH;
+        if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN)) {
+            memcpy(key->addr, data, 2 * ETH_ADDR_LEN);
+        }
+    } else if (type == ETH_TYPE_IP) {
+        struct ip_header ip;
+
+        memcpy(&ip, data + ofs, sizeof ip);
+        key->addr_type = SHAPER_FLOW_IPV4;
+        key->ipv4.src = get_16aligned_be32(&ip.ip_src);
+        key->ipv4.dst = get_16aligned_be32(&ip.ip_dst);
+        key->ipv4.proto = ip.ip_proto;
+        get_ports(packet, ofs + MAX(IP_IHL(ip.ip_ihl_ver) * 4, IP_HEADER_LEN),
+                  IP_IS_FRAGMENT(ip.ip_frag_off) ? 0 : ip.ip_proto,
+                  &key->ipv4.src_port);
+    } else {
+        struct {
+            struct ovs_16aligned_ip6_hdr ip6;
+            uint8_t ports[4];
+        } flow;
+        uint8_t proto;
+        ovs_u128 hash;
+
+        memcpy(&flow.ip6, data + ofs, sizeof flow.ip6);
+        proto = flow.ip6.ip6_nxt;
+        get_ports(packet, ofs + IPV6_HEADER_LEN, proto, flow.ports);
+        /* Only what is the same in all packets of a flow. */
+        memset(&flow.ip6, 0, offsetof(struct ovs_16aligned_ip6_hdr, ip6_src));
+        flow.ip6.ip6_nxt = proto;
+        hash_bytes128(&flow, sizeof flow, 0, &hash);
+        key->addr_type = SHAPER_FLOW_IPV6;
+        key->addr[0] = hash.u64.lo;
+        key->addr[1] = hash.u64.hi;
     }
 }

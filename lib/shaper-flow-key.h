@@ -30,13 +30,30 @@
  * Packets that passed the same first and last meter, have the same destination
  * and leave through the same output queue wait in one FIFO ("flow-shaper.h").
  * The destination is that of the outermost IP header or, without one, the
- * destination MAC address. */
+ * destination MAC address.
+ *
+ * If one of the two meters is fair ("edt-late.h"), it is not just the
+ * destination but the whole flow: addresses, protocol and ports, the latter 0
+ * for fragments.  Flows of IPv6 are told apart by a hash of 128 bits. */
 
 enum shaper_addr_type {
     SHAPER_ADDR_ETH,
     SHAPER_ADDR_IPV4,
     SHAPER_ADDR_IPV6,
+
+    SHAPER_FLOW_ETH,                /* Both MAC addresses. */
+    SHAPER_FLOW_IPV4,               /* struct shaper_flow_ipv4. */
+    SHAPER_FLOW_IPV6,               /* A hash. */
 };
+
+struct shaper_flow_ipv4 {
+    ovs_be32 src;
+    ovs_be32 dst;
+    ovs_be16 src_port;
+    ovs_be16 dst_port;
+    uint32_t proto;
+};
+BUILD_ASSERT_DECL(sizeof(struct shaper_flow_ipv4) == 16);
 
 /* 'words' is the same as the members before it, for hashing and comparing. */
 struct shaper_flow_key {
@@ -45,14 +62,27 @@ struct shaper_flow_key {
             uint32_t first_meter;   /* UINT32_MAX if no meter. */
             uint32_t last_meter;
             uint32_t queue_id;
-            uint32_t addr_type;     /* enum shaper_addr_type. */
-            uint64_t addr[2];       /* Network byte order, zero padded. */
+            uint16_t addr_type;     /* enum shaper_addr_type. */
+            uint16_t late;          /* EDT_LATE_*. */
+            union {
+                uint64_t addr[2];   /* Network byte order, zero padded. */
+                struct shaper_flow_ipv4 ipv4;
+            };
         };
         uint64_t words[4];
     };
 };
 BUILD_ASSERT_DECL(sizeof(struct shaper_flow_key) == 32);
 
+/* 'addr_type' SHAPER_ADDR_IPV4 and 'late' 0 as one. */
+#ifdef WORDS_BIGENDIAN
+#define SHAPER_KEY_IPV4__ ((uint32_t) SHAPER_ADDR_IPV4 << 16)
+#else
+#define SHAPER_KEY_IPV4__ ((uint32_t) SHAPER_ADDR_IPV4)
+#endif
+
+void shaper_flow_key_set_flow__(struct shaper_flow_key *,
+                                const struct dp_packet *);
 void shaper_flow_key_set_addr__(struct shaper_flow_key *,
                                 const struct dp_packet *);
 
@@ -81,17 +111,22 @@ shaper_flow_key_extract(const struct dp_packet *packet,
                     ? shaper_flow_key_pack__(stamp->first_meter,
                                              stamp->last_meter)
                     : UINT64_MAX;
-    if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN + IP_HEADER_LEN
+    if (OVS_UNLIKELY(stamp->edt_ns && stamp->late)) {
+        key->queue_id = packet->md.skb_priority;
+        key->late = stamp->late;
+        shaper_flow_key_set_flow__(key, packet);
+    } else if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN + IP_HEADER_LEN
                    && eth->eth_type == htons(ETH_TYPE_IP))) {
         const struct ip_header *ip = (const struct ip_header *) (eth + 1);
         ovs_be32 dst = get_16aligned_be32(&ip->ip_dst);
 
         key->words[1] = shaper_flow_key_pack__(packet->md.skb_priority,
-                                               SHAPER_ADDR_IPV4);
+                                               SHAPER_KEY_IPV4__);
         key->words[2] = shaper_flow_key_pack__((OVS_FORCE uint32_t) dst, 0);
         key->words[3] = 0;
     } else {
         key->queue_id = packet->md.skb_priority;
+        key->late = 0;
         shaper_flow_key_set_addr__(key, packet);
     }
 }

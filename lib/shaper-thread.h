@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "edt-late.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 
@@ -70,6 +71,7 @@ struct shaper_pool {
 };
 
 struct shaper_thread {
+    struct edt_finder meters;       /* Set by the owner; for fair meters. */
     uint64_t *bytes_by_rxq;
     uint32_t n_rxqs;                /* Elements in 'bytes_by_rxq'. */
     unsigned int n_threads;         /* That the budgets were computed for. */

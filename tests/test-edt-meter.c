@@ -229,25 +229,25 @@ test_params(void)
     static const struct {
         struct edt_limits asked, got;
     } cases[] = {
-        { { false, 1000, 0, 0, 0 }, { false, 1000, 0, 0, 0 } },
-        { { false, 0, 0, 0, 0 }, { false, 1000, 0, 0, 0 } },
-        { { false, 999, 5, 7, 6 }, { false, 1000, 5, 7, 6 } },
+        { { false, 1000, 0, 0, 0, false }, { false, 1000, 0, 0, 0, false } },
+        { { false, 0, 0, 0, 0, false }, { false, 1000, 0, 0, 0, false } },
+        { { false, 999, 5, 7, 6, false }, { false, 1000, 5, 7, 6, false } },
         { { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
-            EDT_MAX_DELAY_US },
+            EDT_MAX_DELAY_US, false },
           { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
-            EDT_MAX_DELAY_US } },
+            EDT_MAX_DELAY_US, false } },
         { { false, EDT_MAX_RATE_BPS + 1, EDT_MAX_BURST_BYTES + 1,
-            EDT_MAX_DELAY_US + 1, EDT_MAX_DELAY_US + 1 },
+            EDT_MAX_DELAY_US + 1, EDT_MAX_DELAY_US + 1, false },
           { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
-            EDT_MAX_DELAY_US } },
-        { { false, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX },
+            EDT_MAX_DELAY_US, false } },
+        { { false, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, false },
           { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
-            EDT_MAX_DELAY_US } },
-        { { true, 0, 0, 0, 0 }, { true, 1, 0, 0, 0 } },
-        { { true, 999, 5, 7, 0 }, { true, 999, 5, 7, 0 } },
-        { { true, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX },
+            EDT_MAX_DELAY_US, false } },
+        { { true, 0, 0, 0, 0, false }, { true, 1, 0, 0, 0, false } },
+        { { true, 999, 5, 7, 0, false }, { true, 999, 5, 7, 0, false } },
+        { { true, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, false },
           { true, EDT_MAX_RATE_PPS, EDT_MAX_BURST_PACKETS, EDT_MAX_DELAY_US,
-            EDT_MAX_DELAY_US } },
+            EDT_MAX_DELAY_US, false } },
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

@@ -215,6 +215,7 @@ packet_create(const struct flow_id *id, uint64_t edt_ns, uint32_t gap_ns,
     packet->md.skb_priority = id->queue_id;
     packet->md.edt.edt_ns = edt_ns;
     packet->md.edt.gap_ns = gap_ns;
+    packet->md.edt.late = 0;
     packet->md.edt.first_meter = id->first_meter;
     packet->md.edt.last_meter = id->last_meter;
     return packet;
@@ -1578,6 +1579,7 @@ test_key(void)
         expected_key(data, size, &expected);
         if (choose(2)) {
             packet.md.edt.edt_ns = 1;
+            packet.md.edt.late = 0;
             packet.md.edt.first_meter = expected.first_meter = choose(100);
             packet.md.edt.last_meter = expected.last_meter = choose(100);
         } else {
