@@ -25,6 +25,7 @@
 #include "odp-util.h"
 #include "ovs-atomic.h"
 #include "packets.h"
+#include "shaper-ecn.h"
 #include "userspace-tso.h"
 #include "util.h"
 
@@ -35,6 +36,7 @@ COVERAGE_DEFINE(flowbundler_drop_flows);
 COVERAGE_DEFINE(flowbundler_drop_expired);
 COVERAGE_DEFINE(flowbundler_drop_removed);
 COVERAGE_DEFINE(flowbundler_drop_segment);
+COVERAGE_DEFINE(flowbundler_ecn_marked);
 
 #ifdef DPDK_NETDEV
 /* pkt_metadata_init() writes to the cache line that the stamp is on anyway. */
@@ -286,6 +288,7 @@ shaper_counter_name(enum shaper_counter counter)
     case SHAPER_BYPASSED: return "bypassed";
     case SHAPER_BYPASSED_BYTES: return "bypassed_bytes";
     case SHAPER_BATCHES: return "batches";
+    case SHAPER_ECN_MARKED: return "ecn_marked";
     case SHAPER_DROP_MAX_DELAY: return "drop_max_delay";
     case SHAPER_DROP_BACKLOG: return "drop_backlog";
     case SHAPER_DROP_BUDGET: return "drop_budget";
@@ -1380,6 +1383,16 @@ drain_fits(const struct drain *d, const struct held_packet *held)
            || held_kind_type(d->kind) == held_type(held);
 }
 
+/* Tells the receiver of 'packet' that it has waited for too long. */
+static void
+mark_late(struct flow_shaper *s, struct dp_packet *packet)
+{
+    if (shaper_ecn_mark(packet) == SHAPER_ECN_SET) {
+        counter_add(&s->counters[SHAPER_ECN_MARKED], 1);
+        COVERAGE_INC(flowbundler_ecn_marked);
+    }
+}
+
 /* Sends the head of 'q', in 'class', which fits, and lets 'q' wait for its
  * next one. */
 static inline void
@@ -1390,6 +1403,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     struct dp_packet *packet = head->packet;
     uint32_t bytes = held_bytes(head);
     uint64_t edt_ns = head->edt_ns;
+    uint64_t late_ns = d->now_ns > edt_ns ? d->now_ns - edt_ns : 0;
 
     if (OVS_UNLIKELY(d->kind != held_kind(head) || d->class != class
                      || d->source.port != head->source.port
@@ -1403,7 +1417,6 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     d->n_run_bytes += bytes;
 
     if (OVS_LIKELY(held_is_stamped(head))) {
-        uint64_t late_ns = d->now_ns > edt_ns ? d->now_ns - edt_ns : 0;
         unsigned int bin = histogram_bin(late_ns >> (SHAPER_LATENESS_SHIFT
                                                      - 1),
                                          SHAPER_LATENESS_BINS);
@@ -1412,6 +1425,9 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     } else {
         s->n_unstamped--;
         class->unstamped_bytes -= bytes;
+    }
+    if (OVS_UNLIKELY(late_ns > s->config->ecn_threshold_ns)) {
+        mark_late(s, packet);
     }
     counter_add(&q->tx_packets, 1);
     counter_add(&q->tx_bytes, bytes);
