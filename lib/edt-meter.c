@@ -22,51 +22,58 @@
 
 BUILD_ASSERT_DECL(EDT_STALE_TICKS < UINT64_MAX / 4);
 
-/* Creates parameters for a meter of 'rate_bps' (EDT_MIN_RATE_BPS to
- * EDT_MAX_RATE_BPS) that admits bursts of 'burst_bytes' (at most
- * EDT_MAX_BURST_BYTES; 0 or less than one MTU mean one MTU) and refuses
- * packets that would wait for more than 'max_delay_us' (at most
- * EDT_MAX_DELAY_US).  Values outside of these ranges are moved to the nearest
- * allowed one.  The caller owns the result until it passes it on to
- * edt_meter_init() or edt_meter_set_params(). */
+/* Creates parameters for a meter that obeys 'limits'.  Values outside of the
+ * ranges stated at struct edt_limits are moved to the nearest allowed one.  A
+ * burst of less than one MTU, or of one packet, admits no more than an unset
+ * one.  The caller owns the result until it passes it on to edt_meter_init()
+ * or edt_meter_set_params(). */
 struct edt_params *
-edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
-                  uint64_t max_delay_us)
+edt_params_create(const struct edt_limits *limits)
 {
     struct edt_params *p = xzalloc(sizeof *p);
+    const bool per_packet = limits->per_packet;
+    const uint64_t min_rate = per_packet ? EDT_MIN_RATE_PPS : EDT_MIN_RATE_BPS;
+    const uint64_t max_rate = per_packet ? EDT_MAX_RATE_PPS : EDT_MAX_RATE_BPS;
+    const uint64_t rate = MIN(MAX(limits->rate, min_rate), max_rate);
+    const uint64_t burst = MIN(limits->burst, per_packet
+                                              ? EDT_MAX_BURST_PACKETS
+                                              : EDT_MAX_BURST_BYTES);
 
-    rate_bps = MIN(MAX(rate_bps, EDT_MIN_RATE_BPS), EDT_MAX_RATE_BPS);
-    burst_bytes = MIN(burst_bytes, EDT_MAX_BURST_BYTES);
-    max_delay_us = MIN(max_delay_us, EDT_MAX_DELAY_US);
+    p->limits.per_packet = per_packet;
+    p->limits.rate = rate;
+    p->limits.burst = burst;
+    p->limits.max_delay_us = MIN(limits->max_delay_us, EDT_MAX_DELAY_US);
+    p->limits.ecn_threshold_us = MIN(limits->ecn_threshold_us,
+                                     EDT_MAX_DELAY_US);
 
-    p->rate_bps = rate_bps;
-    p->burst_bytes = burst_bytes;
-    p->max_delay_us = max_delay_us;
-
-    /* Ticks per byte: 8e9 * 2^10 / rate, between 20.48 and 8.192e9, as a
-     * fixed-point number that leaves 22 bits for the bytes of a batch.  The
+    /* Ticks per byte are 8e9 * 2^10 / rate, between 20.48 and 8.192e9; ticks
+     * per packet are 1e9 * 2^10 / rate, between 238 and 1.024e12.  Either is a
+     * fixed-point number that leaves 22 bits for the units of a batch.  The
      * shift is chosen so that the number has at most 41 bits; it has 25 at the
      * highest rate. */
-    const uint64_t num = UINT64_C(8000000000) << EDT_TICK_SHIFT;
+    const uint64_t num = (per_packet ? UINT64_C(1000000000)
+                                     : UINT64_C(8000000000)) << EDT_TICK_SHIFT;
 
-    p->cost_shift = 0;
     while (p->cost_shift < 20
-           && ((num << (p->cost_shift + 1)) / rate_bps) < UINT64_C(1) << 41) {
+           && ((num << (p->cost_shift + 1)) / rate) < UINT64_C(1) << 41) {
         p->cost_shift++;
     }
-    p->byte_cost = DIV_ROUND_UP(num << p->cost_shift, rate_bps);
+    p->unit_cost = DIV_ROUND_UP(num << p->cost_shift, rate);
 
-    /* A burst of 'burst_bytes' leaves at once if the first of its frames finds
-     * the schedule late by all of the others. */
-    uint64_t extra = burst_bytes > EDT_MTU_BYTES
-                     ? burst_bytes - EDT_MTU_BYTES : 0;
-    long double ticks_per_byte = (long double) num / rate_bps;
-    long double tolerance = extra * ticks_per_byte;
+    /* A burst leaves at once if the first of its frames finds the schedule
+     * late by all of the others. */
+    const uint32_t frame = per_packet ? 1 : EDT_MTU_BYTES;
+    uint64_t extra = burst > frame ? burst - frame : 0;
+    long double tolerance = extra * ((long double) num / rate);
 
     p->tolerance_ticks = MIN(tolerance, (long double) EDT_STALE_TICKS / 4);
-    p->max_delay_ticks = (max_delay_us * 1000) << EDT_TICK_SHIFT;
+    p->max_delay_ticks = (p->limits.max_delay_us * 1000) << EDT_TICK_SHIFT;
+    p->ecn_threshold_ticks
+        = p->limits.ecn_threshold_us
+          ? (p->limits.ecn_threshold_us * 1000) << EDT_TICK_SHIFT
+          : EDT_ECN_OFF;
 
-    uint64_t gap_ns = EDT_MTU_BYTES * UINT64_C(8000000000) / rate_bps;
+    uint64_t gap_ns = frame * (num >> EDT_TICK_SHIFT) / rate;
     p->gap_ns = MIN(gap_ns, UINT32_MAX);
     return p;
 }
@@ -145,8 +152,8 @@ edt_meter_own__(struct edt_meter *meter, uint32_t thread_id)
 }
 
 /* Reserves time on 'meter' for the packets of a batch at 'now_ns'.  'ends[i]'
- * is the number of bytes of packets 0 to i ('ends[n - 1]' at most 2^22, 'n' at
- * least 1); 'p' are the meter's parameters.
+ * is the number of units of packets 0 to i ('ends[n - 1]' at most
+ * EDT_MAX_BATCH_UNITS, 'n' at least 1); 'p' are the meter's parameters.
  *
  * Returns how many packets, from the first on, were admitted, and the time
  * reserved for them in '*r'.  The others would wait longer than the meter
@@ -191,29 +198,29 @@ edt_meter_reserve(struct edt_meter *meter, const struct edt_params *p,
 }
 
 /* Gives back time of reservation 'r' that its packets will not use because
- * something after 'meter' dropped them: 'refunded_bytes' of the
- * 'kept_bytes' + 'refunded_bytes' bytes that were reserved for.  'tail' says
+ * something after 'meter' dropped them: 'refunded_units' of the
+ * 'kept_units' + 'refunded_units' units that were reserved for.  'tail' says
  * that the dropped packets are the last ones of the batch: then, unless
  * another thread has reserved meanwhile, the schedule is exactly what it would
  * have been without them.  Otherwise the rate is still exact, and packets that
  * were given later times than they need keep those. */
 void
 edt_meter_refund(struct edt_meter *meter, const struct edt_params *p,
-                 const struct edt_reservation *r, uint32_t kept_bytes,
-                 uint32_t refunded_bytes, bool tail)
+                 const struct edt_reservation *r, uint32_t kept_units,
+                 uint32_t refunded_units, bool tail)
 {
     uint64_t tat = r->end_ticks;
 
     if (tail
         && atomic_compare_exchange_strong_relaxed(
             &meter->tat_ticks, &tat,
-            r->base_ticks + edt_cost(p, kept_bytes))) {
+            r->base_ticks + edt_cost(p, kept_units))) {
         return;
     }
 
     uint64_t orig;
-    uint64_t refund = edt_cost(p, kept_bytes + refunded_bytes)
-                      - edt_cost(p, kept_bytes);
+    uint64_t refund = edt_cost(p, kept_units + refunded_units)
+                      - edt_cost(p, kept_units);
 
     atomic_sub_relaxed(&meter->tat_ticks, refund, &orig);
 }

@@ -39,17 +39,21 @@
  *    packet i of a batch departs at base + (bytes before i) / rate
  *    tat  = base + (bytes of the batch) / rate
  *
+ * A meter whose rate is in packets per second does the same with packets in
+ * place of bytes.  What a meter counts in is called its units below.
+ *
  * Properties
  * ----------
  *
- *  * Exact: time is kept in ticks of 2^-10 ns and the cost of a byte with a
+ *  * Exact: time is kept in ticks of 2^-10 ns and the cost of a unit with a
  *    relative error below 10^-7, so that the long-run rate is right to better
  *    than 0.1 % from 64-byte to 9-kB frames and from EDT_MIN_RATE_BPS to
- *    EDT_MAX_RATE_BPS, one packet per reservation or many.
+ *    EDT_MAX_RATE_BPS, and up to EDT_MAX_RATE_PPS packets/s, one packet per
+ *    reservation or many.
  *
  *  * Bounded burst: what departs in any window of length W is at most
  *    rate * W + max(burst, one frame).  'burst' is the depth of the
- *    equivalent token bucket.  Unset means one MTU.
+ *    equivalent token bucket.  Unset means one MTU, or one packet.
  *
  *  * Bounded waiting: a packet that would wait longer than 'max_delay' is
  *    refused *before* 'tat' moves, so it consumes nothing.  Departure times
@@ -89,32 +93,60 @@
  * OpenFlow meters count in Open vSwitch. */
 #define EDT_MTU_BYTES 1514
 
-/* Bytes of a batch that count: 32 packets of 64 kB, with room to spare. */
-#define EDT_MAX_BATCH_BYTES (UINT32_C(1) << 22)
+/* Units of a batch that count: the bytes of 32 packets of 64 kB, with room to
+ * spare. */
+#define EDT_MAX_BATCH_UNITS (UINT32_C(1) << 22)
 
 #define EDT_MIN_RATE_BPS UINT64_C(1000)
 #define EDT_MAX_RATE_BPS UINT64_C(400000000000)
+#define EDT_MIN_RATE_PPS UINT64_C(1)
+#define EDT_MAX_RATE_PPS UINT64_C(4294967295)
 #define EDT_MAX_DELAY_US UINT64_C(10000000)
 #define EDT_MAX_BURST_BYTES (UINT64_C(1) << 32)
+#define EDT_MAX_BURST_PACKETS UINT64_C(4294967295)
+
+/* Ticks of a threshold that no wait reaches. */
+#define EDT_ECN_OFF ((uint64_t) INT64_MAX)
 
 /* A 'tat' that is further ahead than this was not put there by a reservation:
  * it is the past, seen through the wrap-around of ticks.  Twice the longest
- * wait, and the time that the longest batch takes at the lowest rate. */
+ * wait, and the time that the longest batch takes at the lowest rate.  (32
+ * packets at EDT_MIN_RATE_PPS take less.) */
 #define EDT_STALE_TICKS                                             \
     (((EDT_MAX_DELAY_US * 2000)                                     \
-      + EDT_MAX_BATCH_BYTES * UINT64_C(8) * (1000000000 / EDT_MIN_RATE_BPS)) \
+      + EDT_MAX_BATCH_UNITS * UINT64_C(8) * (1000000000 / EDT_MIN_RATE_BPS)) \
      << EDT_TICK_SHIFT)
 
-/* What a meter is told to do.  Immutable once published. */
+/* What a meter is told to do. */
+struct edt_limits {
+    bool per_packet;            /* Does it count packets rather than bytes? */
+    uint64_t rate;              /* In bit/s, or in packets/s if 'per_packet':
+                                 * EDT_MIN_RATE_BPS to EDT_MAX_RATE_BPS, or
+                                 * EDT_MIN_RATE_PPS to EDT_MAX_RATE_PPS. */
+    uint64_t burst;             /* In bytes, or in packets if 'per_packet': at
+                                 * most EDT_MAX_BURST_BYTES or
+                                 * EDT_MAX_BURST_PACKETS; 0 if unset. */
+    uint64_t max_delay_us;      /* Longest wait, at most EDT_MAX_DELAY_US. */
+    uint64_t ecn_threshold_us;  /* Wait above which packets are to be marked,
+                                 * at most EDT_MAX_DELAY_US; 0 for none. */
+};
+
+/* The same in the form that packets need.  Immutable once published. */
 struct edt_params {
-    uint64_t byte_cost;         /* Ticks per byte << 'cost_shift'. */
+    uint64_t unit_cost;         /* Ticks per unit << 'cost_shift'. */
     uint32_t cost_shift;
-    uint32_t gap_ns;            /* EDT_MTU_BYTES / rate, saturated. */
+    uint32_t gap_ns;            /* EDT_MTU_BYTES or a packet at the rate,
+                                 * saturated. */
     uint64_t tolerance_ticks;   /* Time 'tat' may lag behind now. */
     uint64_t max_delay_ticks;   /* Longest wait. */
-    uint64_t rate_bps;
-    uint64_t burst_bytes;       /* 0 if unset. */
-    uint64_t max_delay_us;
+    uint64_t ecn_threshold_ticks; /* EDT_ECN_OFF for none. */
+    struct edt_limits limits;
+};
+
+/* What some packets amount to in either unit. */
+struct edt_amount {
+    uint32_t bytes;
+    uint32_t packets;
 };
 
 /* Identity of no thread. */
@@ -138,15 +170,14 @@ struct edt_meter {
     struct edt_counts shared_counts;
 };
 
-/* Time reserved for a batch: packet with 'b' bytes before it in the batch has
- * its EDT at 'base_ticks' + cost of 'b'. */
+/* Time reserved for a batch: packet with 'u' units before it in the batch has
+ * its EDT at 'base_ticks' + cost of 'u'. */
 struct edt_reservation {
     uint64_t base_ticks;
     uint64_t end_ticks;
 };
 
-struct edt_params *edt_params_create(uint64_t rate_bps, uint64_t burst_bytes,
-                                     uint64_t max_delay_us);
+struct edt_params *edt_params_create(const struct edt_limits *);
 
 void edt_meter_init(struct edt_meter *, struct edt_params *);
 void edt_meter_destroy(struct edt_meter *);
@@ -162,7 +193,7 @@ size_t edt_meter_reserve(struct edt_meter *, const struct edt_params *,
                          struct edt_reservation *);
 void edt_meter_refund(struct edt_meter *, const struct edt_params *,
                       const struct edt_reservation *,
-                      uint32_t kept_bytes, uint32_t refunded_bytes,
+                      uint32_t kept_units, uint32_t refunded_units,
                       bool tail);
 
 /* Returns the parameters of 'meter', or NULL if it does not assign EDTs.
@@ -197,24 +228,31 @@ edt_meter_count(struct edt_meter *meter, uint32_t thread_id,
     }
 }
 
-/* Returns the time in ticks, rounded up, that 'bytes' take at the rate of 'p'.
- * 'bytes' is at most EDT_MAX_BATCH_BYTES. */
-static inline uint64_t
-edt_cost(const struct edt_params *p, uint32_t bytes)
+/* Returns 'amount' in the units that a meter with parameters 'p' counts in. */
+static inline uint32_t
+edt_units(const struct edt_params *p, const struct edt_amount *amount)
 {
-    return (bytes * p->byte_cost + (UINT64_C(1) << p->cost_shift) - 1)
+    return p->limits.per_packet ? amount->packets : amount->bytes;
+}
+
+/* Returns the time in ticks, rounded up, that 'units' take at the rate of 'p'.
+ * 'units' is at most EDT_MAX_BATCH_UNITS. */
+static inline uint64_t
+edt_cost(const struct edt_params *p, uint32_t units)
+{
+    return (units * p->unit_cost + (UINT64_C(1) << p->cost_shift) - 1)
            >> p->cost_shift;
 }
 
 /* Returns the EDT in ns, rounded up, of a packet in reservation 'r' that has
- * 'bytes_before' bytes before it.  'now_ns' is what edt_meter_reserve() was
+ * 'units_before' units before it.  'now_ns' is what edt_meter_reserve() was
  * given; an EDT may lie before it, by the tolerance at most. */
 static inline uint64_t
 edt_reservation_edt_ns(const struct edt_reservation *r,
                        const struct edt_params *p, uint64_t now_ns,
-                       uint32_t bytes_before)
+                       uint32_t units_before)
 {
-    uint64_t t = r->base_ticks + edt_cost(p, bytes_before);
+    uint64_t t = r->base_ticks + edt_cost(p, units_before);
     int64_t wait = t - (now_ns << EDT_TICK_SHIFT);
 
     return now_ns + ((wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT);

@@ -51,41 +51,61 @@ edt_chain_end(struct edt_chain *chain, const struct nlattr *action,
     chain->first_packet = chain->n_packets ? batch->packets[0] : NULL;
 }
 
-/* Gives the time of dropped packets back to the meters in 'chain':
- * 'dropped_bytes' of the batch's bytes, 'kept_bytes' being the others.  'tail'
- * says that the dropped packets were the last ones. */
+/* Gives the time of the packets that amount to 'dropped' back to the meters in
+ * 'chain', those that amount to 'kept' being the batch's others.  'tail' says
+ * that the dropped packets were the last ones. */
 void
-edt_chain_refund(struct edt_chain *chain, uint32_t kept_bytes,
-                 uint32_t dropped_bytes, bool tail)
+edt_chain_refund(struct edt_chain *chain, const struct edt_amount *kept,
+                 const struct edt_amount *dropped, bool tail)
 {
     for (size_t i = 0; i < chain->n; i++) {
         struct edt_chain_link *link = &chain->links[i];
+        uint32_t kept_units = edt_units(link->params, kept);
 
         edt_meter_refund(link->meter, link->params, &link->reservation,
-                         kept_bytes, dropped_bytes, tail);
+                         kept_units, edt_units(link->params, dropped), tail);
         if (tail) {
             link->reservation.end_ticks = link->reservation.base_ticks
-                + edt_cost(link->params, kept_bytes);
+                + edt_cost(link->params, kept_units);
         }
     }
 }
 
-/* Returns the bytes that TSO packet 'packet' will have on the wire, where it
- * is several. */
-static uint32_t
-tso_packet_bytes(struct dp_packet *packet)
+/* Returns what TSO packet 'packet' will be on the wire, where it is several
+ * packets. */
+static struct edt_amount
+tso_packet_amount(struct dp_packet *packet)
 {
     const char *payload = dp_packet_hwol_is_tunnel(packet)
                           ? dp_packet_get_inner_tcp_payload(packet)
                           : dp_packet_get_tcp_payload(packet);
-    uint32_t bytes = dp_packet_size(packet);
+    struct edt_amount amount = { dp_packet_size(packet), 1 };
 
     if (payload && dp_packet_get_tso_segsz(packet)) {
         uint32_t header = payload - (char *) dp_packet_data(packet);
 
-        bytes += (dp_packet_gso_nr_segs(packet) - 1) * header;
+        amount.packets = MAX(dp_packet_gso_nr_segs(packet), 1);
+        amount.bytes += (amount.packets - 1) * header;
     }
-    return bytes;
+    return amount;
+}
+
+/* Stores in 'ends[i]' how many packets the packets 0 to i of 'batch' are on
+ * the wire, where a TSO packet is several. */
+static void
+count_packets(struct dp_packet_batch *batch, bool tso_enabled, uint32_t *ends)
+{
+    struct dp_packet *packet;
+    uint32_t packets = 0;
+
+    DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        if (OVS_UNLIKELY(tso_enabled) && dp_packet_hwol_is_tso(packet)) {
+            packets += tso_packet_amount(packet).packets;
+        } else {
+            packets++;
+        }
+        ends[i] = packets;
+    }
 }
 
 /* Makes the packets of 'batch' pass 'meter', with parameters 'p' and datapath
@@ -100,7 +120,9 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
 {
     const size_t n = dp_packet_batch_size(batch);
     const bool tso_enabled = userspace_tso_enabled();
-    uint32_t ends[NETDEV_MAX_BURST];
+    uint32_t byte_ends[NETDEV_MAX_BURST];
+    uint32_t packet_ends[NETDEV_MAX_BURST];
+    const uint32_t *ends = byte_ends;   /* In the meter's units. */
     struct edt_reservation r;
     struct dp_packet *packet;
     uint32_t bytes = 0;
@@ -108,17 +130,21 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
         if (OVS_UNLIKELY(tso_enabled) && dp_packet_hwol_is_tso(packet)) {
-            bytes += tso_packet_bytes(packet);
+            bytes += tso_packet_amount(packet).bytes;
         } else {
             bytes += dp_packet_size(packet);
         }
         /* edt_cost() takes no more. */
-        bytes = MIN(bytes, EDT_MAX_BATCH_BYTES);
-        ends[i] = bytes;
+        bytes = MIN(bytes, EDT_MAX_BATCH_UNITS);
+        byte_ends[i] = bytes;
+    }
+    if (p->limits.per_packet) {
+        count_packets(batch, tso_enabled, packet_ends);
+        ends = packet_ends;
     }
 
     admitted = n ? edt_meter_reserve(meter, p, now_ns, ends, n, &r) : 0;
-    uint32_t kept = admitted ? ends[admitted - 1] : 0;
+    uint32_t kept_bytes = admitted ? byte_ends[admitted - 1] : 0;
 
     for (size_t i = 0; i < admitted; i++) {
         struct edt_stamp *stamp = &batch->packets[i]->md.edt;
@@ -139,14 +165,23 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
     result->n_packets = n;
     result->n_bytes = bytes;
     result->n_dropped = n - admitted;
-    result->n_dropped_bytes = bytes - kept;
+    result->n_dropped_bytes = bytes - kept_bytes;
 
     if (OVS_UNLIKELY(admitted < n)) {
+        /* Meters before this one may count either. */
+        count_packets(batch, tso_enabled, packet_ends);
+
+        uint32_t kept_packets = admitted ? packet_ends[admitted - 1] : 0;
+        const struct edt_amount kept = { kept_bytes, kept_packets };
+        const struct edt_amount dropped = {
+            bytes - kept_bytes, packet_ends[n - 1] - kept_packets
+        };
+
         for (size_t i = admitted; i < n; i++) {
             dp_packet_delete(batch->packets[i]);
         }
         batch->count = admitted;
-        edt_chain_refund(chain, kept, bytes - kept, true);
+        edt_chain_refund(chain, &kept, &dropped, true);
     }
 
     if (admitted && chain->n < EDT_CHAIN_MAX) {

@@ -62,8 +62,8 @@ void edt_chain_begin(struct edt_chain *, const struct nlattr *action,
                      const struct dp_packet_batch *);
 void edt_chain_end(struct edt_chain *, const struct nlattr *action,
                    const struct dp_packet_batch *);
-void edt_chain_refund(struct edt_chain *, uint32_t kept_bytes,
-                      uint32_t dropped_bytes, bool tail);
+void edt_chain_refund(struct edt_chain *, const struct edt_amount *kept,
+                      const struct edt_amount *dropped, bool tail);
 
 /* What edt_stamp_batch() did. */
 struct edt_stamp_result {

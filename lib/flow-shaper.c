@@ -687,7 +687,7 @@ pace_limit_bytes(const struct shaper_pace *pace, uint64_t max_delay_ns)
     if (!p) {
         return UINT64_MAX;
     }
-    return (double) p->rate_bps / 8e9 * max_delay_ns;
+    return (double) p->limits.rate / 8e9 * max_delay_ns;
 }
 
 static uint16_t

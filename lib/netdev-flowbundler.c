@@ -397,8 +397,12 @@ fb_set_pace(struct shaper_pace **pace, uint64_t rate_bps, uint64_t burst_bytes)
             *pace = shaper_pace_create();
             edt_meter_reset(&(*pace)->meter, time_nsec());
         }
-        edt_meter_set_params(&(*pace)->meter,
-                             edt_params_create(rate_bps, burst_bytes, 0));
+
+        const struct edt_limits limits = {
+            .rate = rate_bps,
+            .burst = burst_bytes,
+        };
+        edt_meter_set_params(&(*pace)->meter, edt_params_create(&limits));
     }
 }
 

@@ -94,6 +94,19 @@ choose_uptime(void)
            - choose(2) * choose_log(HOUR_NS / 2);
 }
 
+/* Parameters of a meter that counts bytes. */
+static struct edt_params *
+params_create(uint64_t rate_bps, uint64_t burst_bytes, uint64_t max_delay_us)
+{
+    const struct edt_limits limits = {
+        .rate = rate_bps,
+        .burst = burst_bytes,
+        .max_delay_us = max_delay_us,
+    };
+
+    return edt_params_create(&limits);
+}
+
 /* A meter with its parameters. */
 struct fixture {
     struct edt_meter meter;
@@ -104,8 +117,8 @@ static void
 fixture_init(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
              uint64_t max_delay_us, uint64_t now_ns)
 {
-    edt_meter_init(&f->meter, edt_params_create(rate_bps, burst_bytes,
-                                                max_delay_us));
+    edt_meter_init(&f->meter, params_create(rate_bps, burst_bytes,
+                                            max_delay_us));
     edt_meter_reset(&f->meter, now_ns);
     f->p = edt_meter_params(&f->meter);
 }
@@ -114,8 +127,8 @@ static void
 fixture_set_params(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
                    uint64_t max_delay_us)
 {
-    edt_meter_set_params(&f->meter, edt_params_create(rate_bps, burst_bytes,
-                                                      max_delay_us));
+    edt_meter_set_params(&f->meter, params_create(rate_bps, burst_bytes,
+                                                  max_delay_us));
     f->p = edt_meter_params(&f->meter);
 }
 
@@ -214,36 +227,55 @@ static void
 test_params(void)
 {
     static const struct {
-        uint64_t rate, burst, delay;            /* Asked for... */
-        uint64_t got_rate, got_burst, got_delay;
+        struct edt_limits asked, got;
     } cases[] = {
-        { 1000, 0, 0, 1000, 0, 0 },
-        { 0, 0, 0, 1000, 0, 0 },
-        { 999, 5, 7, 1000, 5, 7 },
-        { EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
-          EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US },
-        { EDT_MAX_RATE_BPS + 1, EDT_MAX_BURST_BYTES + 1, EDT_MAX_DELAY_US + 1,
-          EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US },
-        { UINT64_MAX, UINT64_MAX, UINT64_MAX,
-          EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US },
+        { { false, 1000, 0, 0, 0 }, { false, 1000, 0, 0, 0 } },
+        { { false, 0, 0, 0, 0 }, { false, 1000, 0, 0, 0 } },
+        { { false, 999, 5, 7, 6 }, { false, 1000, 5, 7, 6 } },
+        { { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
+            EDT_MAX_DELAY_US },
+          { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
+            EDT_MAX_DELAY_US } },
+        { { false, EDT_MAX_RATE_BPS + 1, EDT_MAX_BURST_BYTES + 1,
+            EDT_MAX_DELAY_US + 1, EDT_MAX_DELAY_US + 1 },
+          { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
+            EDT_MAX_DELAY_US } },
+        { { false, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX },
+          { false, EDT_MAX_RATE_BPS, EDT_MAX_BURST_BYTES, EDT_MAX_DELAY_US,
+            EDT_MAX_DELAY_US } },
+        { { true, 0, 0, 0, 0 }, { true, 1, 0, 0, 0 } },
+        { { true, 999, 5, 7, 0 }, { true, 999, 5, 7, 0 } },
+        { { true, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX },
+          { true, EDT_MAX_RATE_PPS, EDT_MAX_BURST_PACKETS, EDT_MAX_DELAY_US,
+            EDT_MAX_DELAY_US } },
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        struct edt_params *p = edt_params_create(cases[i].rate, cases[i].burst,
-                                                 cases[i].delay);
+        struct edt_params *p = edt_params_create(&cases[i].asked);
+        const struct edt_limits *got = &cases[i].got;
+        uint64_t threshold = got->ecn_threshold_us
+                             ? got->ecn_threshold_us * 1000 << EDT_TICK_SHIFT
+                             : EDT_ECN_OFF;
 
-        CHECK(p->rate_bps == cases[i].got_rate
-              && p->burst_bytes == cases[i].got_burst
-              && p->max_delay_us == cases[i].got_delay,
+        CHECK(p->limits.per_packet == got->per_packet
+              && p->limits.rate == got->rate
+              && p->limits.burst == got->burst
+              && p->limits.max_delay_us == got->max_delay_us
+              && p->limits.ecn_threshold_us == got->ecn_threshold_us,
               "case %"PRIuSIZE": rate %"PRIu64", burst %"PRIu64", delay "
-              "%"PRIu64, i, p->rate_bps, p->burst_bytes, p->max_delay_us);
+              "%"PRIu64", threshold %"PRIu64, i, p->limits.rate,
+              p->limits.burst, p->limits.max_delay_us,
+              p->limits.ecn_threshold_us);
+        CHECK(p->ecn_threshold_ticks == threshold,
+              "case %"PRIuSIZE": threshold of %"PRIu64" ticks", i,
+              p->ecn_threshold_ticks);
         free(p);
     }
 
     for (unsigned int i = 0; i < rounds(20000); i++) {
         uint64_t rate = choose_rate();
         uint32_t bytes = 1 + choose_log(1 << 22);
-        struct edt_params *p = edt_params_create(rate, 0, 1);
+        struct edt_params *p = params_create(rate, 0, 1);
         __int128 exact = (bytes * BYTE << EDT_TICK_SHIFT) / rate;
         __int128 error = edt_cost(p, bytes) - exact;
 
@@ -253,7 +285,7 @@ test_params(void)
               (uint64_t) exact);
         CHECK(p->gap_ns == MIN(MTU * UINT64_C(8000000000) / rate, UINT32_MAX),
               "gap %"PRIu32" at %"PRIu64" bit/s", p->gap_ns, rate);
-        CHECK(p->byte_cost < UINT64_C(1) << 41, "cost overflows");
+        CHECK(p->unit_cost < UINT64_C(1) << 41, "cost overflows");
         free(p);
     }
 }

@@ -87,10 +87,13 @@ pace_create(uint64_t rate_bps, uint64_t burst_bytes)
     struct shaper_pace *pace = NULL;
 
     if (rate_bps) {
+        const struct edt_limits limits = {
+            .rate = rate_bps,
+            .burst = burst_bytes,
+        };
+
         pace = shaper_pace_create();
-        edt_meter_set_params(&pace->meter,
-                             edt_params_create(rate_bps, burst_bytes,
-                                               EDT_MAX_DELAY_US));
+        edt_meter_set_params(&pace->meter, edt_params_create(&limits));
     }
     return pace;
 }
@@ -2123,11 +2126,13 @@ test_change_rate(void)
             }
             if (w.config->port_pace && choose(2)) {
                 /* In place. */
-                uint64_t rate = 10000000 + choose_log(10000000000);
+                const struct edt_limits limits = {
+                    .rate = 10000000 + choose_log(10000000000),
+                };
 
                 w.options.port_rate_bps = 0;
                 edt_meter_set_params(&w.config->port_pace->meter,
-                                     edt_params_create(rate, 0, 1));
+                                     edt_params_create(&limits));
             } else {
                 if (choose(2)) {
                     choose_options(&o);
