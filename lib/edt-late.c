@@ -63,7 +63,7 @@ edt_late_reserve(const struct edt_finder *finder, const struct edt_turn *turn,
                    &meters[n]);
 
     grant->edt_ns = turn->since_ns;
-    grant->max_delay_ns = UINT64_MAX;
+    grant->max_delay_ns = grant->ecn_threshold_ns = UINT64_MAX;
     grant->gap_ns = 0;
     for (size_t i = 0; i < n; i++) {
         if (meters[i].params->limits.per_packet) {
@@ -97,6 +97,9 @@ edt_late_reserve(const struct edt_finder *finder, const struct edt_turn *turn,
         grant->gap_ns = MAX(grant->gap_ns, m->params->gap_ns);
         grant->max_delay_ns = MIN(grant->max_delay_ns,
                                   m->params->limits.max_delay_us * 1000);
+        grant->ecn_threshold_ns = MIN(grant->ecn_threshold_ns,
+                                      m->params->ecn_threshold_ticks
+                                      >> EDT_TICK_SHIFT);
     }
     if (!n) {
         grant->gap_ns = turn->gap_ns;

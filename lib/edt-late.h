@@ -77,6 +77,8 @@ struct edt_grant {
     uint32_t n_bytes;               /* For how many bytes of the turn: all, or
                                      * just the first packet. */
     uint64_t max_delay_ns;          /* That the meters allow. */
+    uint64_t ecn_threshold_ns;      /* Wait above which they want a packet to
+                                     * be marked with CE, UINT64_MAX: none. */
     uint32_t gap_ns;                /* Of an MTU at the lower rate. */
 };
 

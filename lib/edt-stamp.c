@@ -18,13 +18,17 @@
 
 #include "edt-stamp.h"
 
+#include "coverage.h"
 #include "dp-packet.h"
 #include "dp-packet-gso.h"
 #include "edt-late.h"
 #include "netlink.h"
 #include "packets.h"
+#include "shaper-ecn.h"
 #include "userspace-tso.h"
 #include "util.h"
+
+COVERAGE_DEFINE(datapath_meter_ecn_marked);
 
 /* Prepares 'chain' for the meter action 'action' on 'batch': forgets the
  * meters in it unless 'action' comes directly after them and finds the same
@@ -141,11 +145,35 @@ stamp_late(struct dp_packet_batch *batch, const struct edt_params *p,
     return true;
 }
 
+/* Marks those packets of 'batch' with CE, the last ones, that wait for longer
+ * than the threshold of 'p'.  'r' is their reservation at 'now_ns', 'ends[i]'
+ * the units of packets 0 to i. */
+static void
+mark_late(struct dp_packet_batch *batch, const struct edt_params *p,
+          const struct edt_reservation *r, const uint32_t *ends,
+          uint64_t now_ns)
+{
+    const uint64_t now = now_ns << EDT_TICK_SHIFT;
+
+    for (size_t i = dp_packet_batch_size(batch); i > 0; i--) {
+        uint64_t edt = r->base_ticks + edt_cost(p, i > 1 ? ends[i - 2] : 0);
+
+        if ((int64_t) (edt - now) <= (int64_t) p->ecn_threshold_ticks) {
+            break;
+        }
+        if (shaper_ecn_mark(batch->packets[i - 1]) == SHAPER_ECN_SET) {
+            COVERAGE_INC(datapath_meter_ecn_marked);
+        }
+    }
+}
+
 /* Makes the packets of 'batch' pass 'meter', with parameters 'p' and datapath
- * id 'meter_id', at 'now_ns': stamps those that 'meter' admits and deletes the
- * others, giving their time back to the meters in 'chain', which 'meter' then
- * joins.  A fair meter admits all for now, unless two others before it are
- * fair: then it does as if it were not, and its rate is kept all the same.  Stores what happened in '*result'. */
+ * id 'meter_id', at 'now_ns': stamps those that 'meter' admits, marks with CE
+ * those of them that wait for longer than the threshold of 'p' and support
+ * that, and deletes the others, giving their time back to the meters in
+ * 'chain', which 'meter' then joins.  A fair meter admits all for now, unless
+ * two others before it are fair: then it does as if it were not, and its rate is
+ * kept all the same.  Stores what happened in '*result'. */
 void
 edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
                 const struct edt_params *p, uint32_t meter_id,
@@ -227,6 +255,13 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
         }
         batch->count = admitted;
         edt_chain_refund(chain, &kept, &dropped, true);
+    }
+
+    /* Who would come after the last packet waits longer than any of them. */
+    if (OVS_UNLIKELY(admitted
+                     && (int64_t) (r.end_ticks - (now_ns << EDT_TICK_SHIFT))
+                        > (int64_t) p->ecn_threshold_ticks)) {
+        mark_late(batch, p, &r, ends, now_ns);
     }
 
     if (admitted && chain->n < EDT_CHAIN_MAX) {

@@ -33,6 +33,10 @@ struct nlattr;
  * Carousel, SIGCOMM 2017, section 5.1.1).  The stamp is in the packet's
  * metadata, see struct edt_stamp in "packets.h".
  *
+ * A packet that has to wait for a meter for longer than the meter's threshold
+ * is marked with CE if its sender supports that ("shaper-ecn.h").  That says
+ * at once what the packet's receiver would otherwise see when it has waited.
+ *
  * Meters that follow each other directly in a list of actions admit packets
  * jointly: what a later one drops does not consume the rate of the earlier
  * ones.  The datapath keeps a 'struct edt_chain' while it executes a list of

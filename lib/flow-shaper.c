@@ -25,6 +25,7 @@
 #include "odp-util.h"
 #include "ovs-atomic.h"
 #include "packets.h"
+#include "shaper-ecn.h"
 #include "userspace-tso.h"
 #include "util.h"
 
@@ -35,6 +36,7 @@ COVERAGE_DEFINE(flowbundler_drop_flows);
 COVERAGE_DEFINE(flowbundler_drop_expired);
 COVERAGE_DEFINE(flowbundler_drop_removed);
 COVERAGE_DEFINE(flowbundler_drop_segment);
+COVERAGE_DEFINE(flowbundler_ecn_marked);
 
 #ifdef DPDK_NETDEV
 /* pkt_metadata_init() writes to the cache line that the stamp is on anyway. */
@@ -196,6 +198,7 @@ struct flow_queue {
     bool in_turn;                   /* Has a part of it left? */
     uint64_t turn_edt_ns;           /* Of all packets of the turn. */
     uint64_t max_delay_ns;          /* Of its meters. */
+    uint64_t ecn_threshold_ns;      /* Of its meters. */
 };
 
 /* An output queue. */
@@ -295,6 +298,7 @@ shaper_counter_name(enum shaper_counter counter)
     case SHAPER_BYPASSED: return "bypassed";
     case SHAPER_BYPASSED_BYTES: return "bypassed_bytes";
     case SHAPER_BATCHES: return "batches";
+    case SHAPER_ECN_MARKED: return "ecn_marked";
     case SHAPER_DROP_MAX_DELAY: return "drop_max_delay";
     case SHAPER_DROP_BACKLOG: return "drop_backlog";
     case SHAPER_DROP_BUDGET: return "drop_budget";
@@ -589,6 +593,7 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     q->turn_bytes = 0;
     q->in_turn = false;
     q->max_delay_ns = UINT64_MAX;
+    q->ecn_threshold_ns = UINT64_MAX;
     atomic_store_relaxed(&q->tx_packets, UINT64_C(0));
     atomic_store_relaxed(&q->tx_bytes, UINT64_C(0));
     q->in_use = true;
@@ -921,6 +926,7 @@ flow_schedule_late(struct flow_shaper *s, struct flow_queue *q,
             q->turn_bytes = grant.n_bytes;
             q->turn_edt_ns = grant.edt_ns;
             q->max_delay_ns = grant.max_delay_ns;
+            q->ecn_threshold_ns = grant.ecn_threshold_ns;
             flow_set_gap(s, q, grant.gap_ns);
         } else {
             flow_drop_head(s, q, SHAPER_DROP_MAX_DELAY);
@@ -1653,6 +1659,16 @@ drain_fits(const struct drain *d, const struct held_packet *held)
            || held_kind_type(d->kind) == held_type(held);
 }
 
+/* Tells the receiver of 'packet' that it has waited for too long. */
+static void
+mark_late(struct flow_shaper *s, struct dp_packet *packet)
+{
+    if (shaper_ecn_mark(packet) == SHAPER_ECN_SET) {
+        counter_add(&s->counters[SHAPER_ECN_MARKED], 1);
+        COVERAGE_INC(flowbundler_ecn_marked);
+    }
+}
+
 /* Sends the head of 'q', in 'class', which fits, and lets 'q' wait for its
  * next one. */
 static inline void
@@ -1663,6 +1679,8 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     struct dp_packet *packet = head->packet;
     uint32_t bytes = held_bytes(head);
     uint64_t edt_ns = flow_head_edt(q);
+    uint64_t late_ns = d->now_ns > edt_ns ? d->now_ns - edt_ns : 0;
+    uint64_t waited_ns = d->now_ns - head->edt_ns;  /* If 'q' is late. */
 
     if (OVS_UNLIKELY(d->kind != held_kind(head) || d->class != class
                      || d->source.port != head->source.port
@@ -1676,7 +1694,6 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     d->n_run_bytes += bytes;
 
     if (OVS_LIKELY(held_is_stamped(head))) {
-        uint64_t late_ns = d->now_ns > edt_ns ? d->now_ns - edt_ns : 0;
         unsigned int bin = histogram_bin(late_ns >> (SHAPER_LATENESS_SHIFT
                                                      - 1),
                                          SHAPER_LATENESS_BINS);
@@ -1686,6 +1703,9 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
         s->n_unstamped--;
         class->unstamped_bytes -= bytes;
     }
+    if (OVS_UNLIKELY(late_ns > s->config->ecn_threshold_ns)) {
+        mark_late(s, packet);
+    }
     counter_add(&q->tx_packets, 1);
     counter_add(&q->tx_bytes, bytes);
 
@@ -1694,6 +1714,10 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
 
     flow_pop(s, q);
     if (OVS_UNLIKELY(q->late)) {
+        if (waited_ns > q->ecn_threshold_ns
+            && late_ns <= s->config->ecn_threshold_ns) {
+            mark_late(s, packet);
+        }
         q->n_bytes -= bytes;
         q->turn_bytes -= MIN(bytes, q->turn_bytes);
         q->in_turn = q->turn_bytes != 0;

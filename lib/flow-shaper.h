@@ -58,6 +58,10 @@ struct dp_packet_batch;
  *  * Paced at departure: the port and each of its queues may have a rate,
  *    which applies when packets leave.  All threads together keep to it.
  *
+ *  * Signalled: a packet that leaves by more than 'ecn_threshold_ns' after its
+ *    EDT or, without one, its arrival tells its receiver so by the ECN field
+ *    of its IP header ("shaper-ecn.h").
+ *
  *  * Bounded: packets held are limited per shaper, per pool of packet buffers
  *    and, among those who share a pool, per receiving port; time is limited
  *    by the meters and by 'max_delay_ns'.  Each dropped packet is counted
@@ -102,6 +106,8 @@ struct shaper_config {
     struct ovs_refcount ref_cnt;
     struct edt_sched_config sched;  /* 'max_entries' is not used. */
     uint64_t max_delay_ns;
+    uint64_t ecn_threshold_ns;      /* Lateness above which packets are marked
+                                     * with CE; UINT64_MAX: none. */
     uint32_t max_backlog;           /* Packets per shaper. */
     uint32_t max_batch;             /* Packets per drain. */
     uint32_t max_flows;             /* FIFOs per shaper. */
@@ -125,6 +131,7 @@ enum shaper_counter {
     SHAPER_BYPASSED,                /* Packets due on arrival. */
     SHAPER_BYPASSED_BYTES,
     SHAPER_BATCHES,                 /* Drains that sent anything. */
+    SHAPER_ECN_MARKED,              /* Sent, marked here with CE. */
     SHAPER_DROP_MAX_DELAY,          /* Would have waited too long. */
     SHAPER_DROP_BACKLOG,            /* 'max_backlog' held. */
     SHAPER_DROP_BUDGET,             /* Buffers of the source's pool. */

@@ -154,6 +154,7 @@ static const char *const batching_words[] = { "all", "slot" };
 enum qos_key {
     QOS_MAX_RATE,
     QOS_MAX_DELAY,
+    QOS_ECN_THRESHOLD,
     QOS_MAX_BACKLOG,
     QOS_MAX_BATCH,
     QOS_MIN_GRANULARITY,
@@ -173,6 +174,8 @@ static const struct fb_key qos_keys[QOS_N_KEYS] = {
                        false, "bit/s" },
     [QOS_MAX_DELAY] = { "max-delay", 1, EDT_MAX_DELAY_US, 50000,
                         false, "us" },
+    [QOS_ECN_THRESHOLD] = { "ecn-threshold", 0, EDT_MAX_DELAY_US - 1, 0,
+                            false, "us" },
     [QOS_MAX_BACKLOG] = { "max-backlog", 1, 1 << 24, 1 << 18,
                           false, "packets" },
     [QOS_MAX_BATCH] = { "max-batch", NETDEV_MAX_BURST, 4096, 128, false,
@@ -323,6 +326,13 @@ fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
                          table, values[QOS_MAX_GRANULARITY],
                          values[QOS_MIN_GRANULARITY]);
     }
+    if (keys == qos_keys
+        && values[QOS_ECN_THRESHOLD] >= values[QOS_MAX_DELAY]) {
+        return xasprintf("%s other_config:ecn-threshold=\"%"PRIu64"\": must "
+                         "be less than max-delay (%"PRIu64" us)",
+                         table, values[QOS_ECN_THRESHOLD],
+                         values[QOS_MAX_DELAY]);
+    }
     return NULL;
 }
 
@@ -420,6 +430,8 @@ fb_publish(struct netdev_flowbundler *fb)
     config->sched.slot_by_slot = config->sched.type != EDT_SCHED_MLTW
                                  && qos[QOS_SLOT_BATCHING];
     config->max_delay_ns = qos[QOS_MAX_DELAY] * 1000;
+    config->ecn_threshold_ns = qos[QOS_ECN_THRESHOLD]
+                               ? qos[QOS_ECN_THRESHOLD] * 1000 : UINT64_MAX;
     config->max_backlog = qos[QOS_MAX_BACKLOG];
     config->max_batch = qos[QOS_MAX_BATCH];
     config->max_flows = qos[QOS_MAX_FLOWS];
@@ -1209,6 +1221,8 @@ format_stats(struct ds *s, const struct shaper_stats *stats, uint64_t now_ns)
                   ? (double) c[SHAPER_SENT] / c[SHAPER_BATCHES] : 0.0);
     ds_put_format(s, "    bypassed: %"PRIu64" packets, %"PRIu64" bytes\n",
                   c[SHAPER_BYPASSED], c[SHAPER_BYPASSED_BYTES]);
+    ds_put_format(s, "    ecn_marked: %"PRIu64" packets\n",
+                  c[SHAPER_ECN_MARKED]);
     ds_put_format(s, "    dropped: max-delay %"PRIu64", backlog %"PRIu64
                   ", budget %"PRIu64", flows %"PRIu64", expired %"PRIu64
                   ", removed %"PRIu64", segment %"PRIu64"\n",
@@ -1272,7 +1286,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         for (int i = 0; i < QOS_N_KEYS; i++) {
             const struct fb_key *key = &qos_keys[i];
 
-            if ((i == QOS_MAX_RATE && !values[i])
+            if (((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD) && !values[i])
                 || (key->schedulers
                     && !(key->schedulers & 1u << values[QOS_SCHEDULER]))) {
                 continue;

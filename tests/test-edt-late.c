@@ -124,6 +124,7 @@ begin(void)
     ovs_refcount_init(&config->ref_cnt);
     config->sched = (struct edt_sched_config) EDT_SCHED_CONFIG_DEFAULT;
     config->max_delay_ns = 50 * MS;
+    config->ecn_threshold_ns = UINT64_MAX;
     config->max_backlog = 1 << 18;
     config->max_batch = 128;
     config->max_flows = 4096;

@@ -870,6 +870,72 @@ test_refused_is_free(void)
     ofpbuf_uninit(&buf);
 }
 
+/* Packets that wait for longer than the threshold, and no others, are marked
+ * if they are ECT. */
+static void
+test_ecn(void)
+{
+    uint64_t n_marked = 0, n_unmarked = 0;
+
+    for (unsigned int i = 0; i < rounds(500); i++) {
+        uint64_t now_ns = choose_uptime();
+        struct edt_limits limits = {
+            .rate = choose_rate(),
+            .max_delay_us = 1 + choose_log(EDT_MAX_DELAY_US),
+        };
+        struct edt_chain chain = { .n = 0 };
+        struct fixture f;
+
+        limits.ecn_threshold_us = choose_log(limits.max_delay_us);
+        limits.burst = choose_burst(limits.rate, 1);
+        fixture_init(&f, limits.rate, 0, 0, now_ns);
+        edt_meter_set_params(&f.meter, edt_params_create(&limits));
+        f.p = edt_meter_params(&f.meter);
+        for (unsigned int j = 0; j < 50; j++) {
+            struct edt_stamp_result result;
+            struct dp_packet_batch batch;
+            struct dp_packet *packet;
+            uint8_t ecns[MAX_N];
+
+            dp_packet_batch_init(&batch);
+            for (size_t n = 1 + choose(MAX_N); n > 0; n--) {
+                size_t k = dp_packet_batch_size(&batch);
+                uint8_t *data;
+
+                packet = packet_new(choose_frame());
+                data = dp_packet_data(packet);
+                data[12] = 0x08;
+                data[14] = 0x45;
+                data[15] = ecns[k] = choose(4);
+                dp_packet_batch_add(&batch, packet);
+            }
+            chain.n = 0;
+            edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch, now_ns, &result);
+            DP_PACKET_BATCH_FOR_EACH (k, packet, &batch) {
+                const uint8_t *data = dp_packet_data(packet);
+                int64_t wait_ns = packet->md.edt.edt_ns - now_ns;
+                bool late = limits.ecn_threshold_us
+                            && wait_ns > (int64_t) limits.ecn_threshold_us
+                                         * 1000;
+                bool ect = ecns[k] == IP_ECN_ECT_0 || ecns[k] == IP_ECN_ECT_1;
+                uint8_t expected = late && ect ? IP_ECN_CE : ecns[k];
+
+                CHECK(data[15] == expected, "ECN field %d rather than %d, "
+                      "packet %"PRIuSIZE" waits for %"PRId64" ns, threshold "
+                      "%"PRIu64" us", data[15], expected, k, wait_ns,
+                      limits.ecn_threshold_us);
+                n_marked += late && ect;
+                n_unmarked += !late && ect;
+            }
+            dp_packet_delete_batch(&batch, true);
+            now_ns += choose_log(10000000);
+        }
+        fixture_destroy(&f);
+    }
+    CHECK(iterations || (n_marked > 1000 && n_unmarked > 1000),
+          "%"PRIu64" packets marked, %"PRIu64" not", n_marked, n_unmarked);
+}
+
 /* Parameters that change in place. */
 
 static void
@@ -1280,6 +1346,7 @@ static const struct test tests[] = {
     { "refund-interleaved", test_refund_interleaved },
     { "chain", test_chain },
     { "refused-is-free", test_refused_is_free },
+    { "ecn", test_ecn },
     { "change", test_change },
     { "wrap", test_wrap },
     { "created-late", test_created_late },

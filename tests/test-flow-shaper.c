@@ -65,6 +65,7 @@ struct queue_options {
 struct options {
     struct edt_sched_config sched;
     uint64_t max_delay_ns;
+    uint64_t ecn_threshold_ns;  /* UINT64_MAX: none. */
     uint32_t max_backlog;
     uint32_t max_flows;
     uint32_t overhead_bytes;
@@ -77,6 +78,7 @@ struct options {
     ((struct options) {                 \
         .sched = EDT_SCHED_CONFIG_DEFAULT, \
         .max_delay_ns = 50 * MS,        \
+        .ecn_threshold_ns = UINT64_MAX, \
         .max_backlog = 1 << 18,         \
         .max_flows = 4096,              \
     })
@@ -106,6 +108,7 @@ config_create(const struct options *o)
     ovs_refcount_init(&config->ref_cnt);
     config->sched = o->sched;
     config->max_delay_ns = o->max_delay_ns;
+    config->ecn_threshold_ns = o->ecn_threshold_ns;
     config->max_backlog = o->max_backlog;
     config->max_batch = 128;
     config->max_flows = o->max_flows;
@@ -168,7 +171,8 @@ put_be32(uint8_t *p, uint32_t value)
     memcpy(p, &be32, sizeof be32);
 }
 
-/* Returns a packet of 'size' bytes, with 'number' at its end. */
+/* Returns a packet of 'size' bytes, with 'number' at its end.  Its ECN field,
+ * if it has one, is the end of 'number'. */
 static struct dp_packet *
 packet_create(const struct flow_id *id, uint64_t edt_ns, uint32_t gap_ns,
               uint32_t size, uint32_t number)
@@ -202,10 +206,12 @@ packet_create(const struct flow_id *id, uint64_t edt_ns, uint32_t gap_ns,
     ofs += 2;
     if (id->dest_type == DEST_IPV4) {
         data[ofs] = 0x45;
+        data[ofs + 1] = number & IP_ECN_MASK;
         put_be32(data + ofs + 12, number);
         put_be32(data + ofs + 16, id->dest);
     } else if (id->dest_type == DEST_IPV6) {
         data[ofs] = 0x60;
+        data[ofs + 1] = (number & IP_ECN_MASK) << 4;
         put_be32(data + ofs + 8, number);
         put_be32(data + ofs + 24 + 4 * (id->dest % 4), id->dest);
     }
@@ -229,6 +235,16 @@ packet_number(const struct dp_packet *packet)
     memcpy(&number, (uint8_t *) dp_packet_tail(packet) - sizeof number,
            sizeof number);
     return number;
+}
+
+/* Returns the ECN field of 'packet', which is one with 'id'. */
+static uint8_t
+packet_ecn(const struct dp_packet *packet, const struct flow_id *id)
+{
+    const uint8_t *ip = (const uint8_t *) dp_packet_data(packet)
+                        + ETH_HEADER_LEN + id->n_vlans * VLAN_HEADER_LEN;
+
+    return (id->dest_type == DEST_IPV4 ? ip[1] : ip[1] >> 4) & IP_ECN_MASK;
 }
 
 /* The model. */
@@ -301,6 +317,9 @@ struct world {
 /* Of all packets there ever were, by their numbers. */
 static struct record *records;
 static size_t n_records, allocated_records;
+
+/* Packets that were marked with CE, in all worlds. */
+static uint64_t n_marked;
 
 static size_t
 fifo_length(const struct fifo *f)
@@ -721,6 +740,18 @@ world_sent(struct world *w, const struct dp_packet *packet)
     }
     f->n_turns++;
 
+    if (f->id.dest_type != DEST_ETH) {
+        bool late = w->now_ns > r->edt_ns
+                    && w->now_ns - r->edt_ns > w->config->ecn_threshold_ns;
+        uint8_t ecn = number & IP_ECN_MASK;
+        bool marked = late && (ecn == IP_ECN_ECT_0 || ecn == IP_ECN_ECT_1);
+
+        CHECK(packet_ecn(packet, &f->id) == (marked ? IP_ECN_CE : ecn),
+              "ECN field of packet %"PRIu32", %"PRIu64" ns late, is %d",
+              number, w->now_ns - r->edt_ns, packet_ecn(packet, &f->id));
+        w->counters[SHAPER_ECN_MARKED] += marked;
+        n_marked += marked;
+    }
     world_release(w, f);
     world_count(w, r, SHAPER_SENT);
     w->n_stamped_sent += r->stamped;
@@ -933,6 +964,9 @@ choose_options(struct options *o)
         o->max_flows = 1 + choose_log(200);
     }
     o->max_delay_ns = 1000 + choose_log(50 * MS);
+    if (choose(2)) {
+        o->ecn_threshold_ns = choose_log(o->max_delay_ns);
+    }
     o->n_queues = choose(2) ? choose(4) : 0;
     for (size_t i = 0; i < o->n_queues; i++) {
         o->queues[i].id = i ? 3 * i + choose(3) : choose(3);
@@ -2048,6 +2082,46 @@ test_expired(void)
     }
 }
 
+/* Packets that wait for a rate for longer than the threshold are marked, at
+ * the time of their departure. */
+static void
+test_ecn(void)
+{
+    for (int stamped = 0; stamped < 2; stamped++) {
+        struct options o = OPTIONS_DEFAULT;
+        struct world w;
+        uint64_t sent = 0;
+
+        /* A packet takes 1.2112 ms, so those that leave after the ninth have
+         * waited for more than 10 ms. */
+        o.max_delay_ns = 30 * MS;
+        o.port_rate_bps = 10000000;
+        o.ecn_threshold_ns = 10 * MS;
+        world_init(&w, &o);
+        while (w.n_flows < 1 || w.flows[w.n_flows - 1].id.dest_type
+                                == DEST_ETH) {
+            world_add_flow(&w, stamped, 0);
+        }
+        n_marked = 0;
+        for (int i = 0; i < 24; i++) {
+            world_offer_one(&w, &w.flows[w.n_flows - 1],
+                            stamped ? w.now_ns : 0, MTU, 1);
+        }
+        for (int i = 0; i < 24; i++) {
+            uint64_t before = n_marked;
+
+            sent += world_drain(&w, 0);
+            CHECK(sent == i + 1, "%"PRIu64" sent after %d turns", sent, i);
+            CHECK(i > 8 || n_marked == before, "packet %d marked", i);
+            w.now_ns += 1211200;
+        }
+        CHECK(n_marked == 7 || n_marked == 8,
+              "%"PRIu64" of 15 packets marked, half of which are ECT",
+              n_marked);
+        world_destroy(&w);
+    }
+}
+
 /* Rates and EDTs at the same time, random operations. */
 static void
 test_random_paced(void)
@@ -2248,6 +2322,7 @@ static const struct test tests[] = {
     { "idle-pace", test_idle_pace },
     { "unstamped", test_unstamped },
     { "expired", test_expired },
+    { "ecn", test_ecn },
     { "random-paced", test_random_paced },
     { "change-rate", test_change_rate },
     { "next-due-gauge", test_next_due_gauge },
