@@ -19,7 +19,7 @@
 
 #include <string.h>
 
-#include "flow.h"
+#include "shaper-l3.h"
 
 /* Fills in the destination of 'packet', whatever it is. */
 void
@@ -28,8 +28,8 @@ shaper_flow_key_set_addr__(struct shaper_flow_key *key,
 {
     const uint8_t *data = dp_packet_data(packet);
     size_t size = dp_packet_size(packet);
-    size_t ofs = ETH_HEADER_LEN;
     ovs_be16 eth_type;
+    size_t ofs;
 
     key->addr_type = SHAPER_ADDR_ETH;
     memset(key->addr, 0, sizeof key->addr);
@@ -37,13 +37,7 @@ shaper_flow_key_set_addr__(struct shaper_flow_key *key,
         return;
     }
 
-    memcpy(&eth_type, data + 2 * ETH_ADDR_LEN, sizeof eth_type);
-    for (int i = 0; i < FLOW_MAX_VLAN_HEADERS && eth_type_vlan(eth_type)
-                    && size >= ofs + VLAN_HEADER_LEN; i++) {
-        memcpy(&eth_type, data + ofs + 2, sizeof eth_type);
-        ofs += VLAN_HEADER_LEN;
-    }
-
+    eth_type = shaper_l3_find(packet, &ofs);
     if (eth_type == htons(ETH_TYPE_IP) && size >= ofs + IP_HEADER_LEN) {
         key->addr_type = SHAPER_ADDR_IPV4;
         memcpy(key->addr, data + ofs + offsetof(struct ip_header, ip_dst), 4);
