@@ -115,7 +115,7 @@ def transfer(limit: Limit, vm: Host, to: Host, algorithm: str) -> Figures:
         begin = time.monotonic()
         tcp = bed.tcp(vm, to, seconds=WARM_UP + SECONDS + 0.2, extra=("--congestion", algorithm))
         time.sleep(WARM_UP)
-        ping = bed.pingpong(vm, to, interval=0.005)
+        ping = bed.pingpong(vm, to, interval=0.01)
         time.sleep(SECONDS)
         trips = ping.result()
         result = tcp.result()
@@ -154,7 +154,14 @@ def with_and_without(bed: Testbed, what: str, rate: int, threshold_us: int, algo
     limit = Limit(bed, "web", what, rate)
     set_ecn(vm, False)
     set_ecn(web, False)
-    without = transfer(limit, vm, web, "cubic")
+    for _ in range(ATTEMPTS):
+        without = transfer(limit, vm, web, "cubic")
+        print(f"without: {without}")
+        if without.port >= 0.99 * rate:
+            break
+    else:
+        # That the shaper lets it have its rate is test_shaping_tcp.py's matter.
+        pytest.skip(f"too busy a machine: no TCP connection gets {rate / MBIT:.0f} Mbit/s")
 
     set_ecn(vm, True)
     set_ecn(web, True)
@@ -171,7 +178,6 @@ def with_and_without(bed: Testbed, what: str, rate: int, threshold_us: int, algo
     write_results("shaping-ecn", {
         f"{name}, cubic, no ECN": asdict(without),
         f"{name}, {algorithm}, {threshold_us} us": asdict(marked)})
-    print(f"without: {without}")
     return without, marked
 
 
