@@ -19,33 +19,18 @@
 
 #include <string.h>
 
-#include "flow.h"
+#include "shaper-l3.h"
 
-/* Finds the first IP header of 'packet'.  Returns its offset, or 0 if there is
- * none that is complete, and stores ETH_TYPE_IP or ETH_TYPE_IPV6. */
-static size_t
-find_ip(const struct dp_packet *packet, uint16_t *type)
+/* Finds the first IP header of 'packet'.  Returns false if there is none that
+ * is complete; otherwise stores its offset and ETH_TYPE_IP or ETH_TYPE_IPV6. */
+static bool
+find_ip(const struct dp_packet *packet, size_t *ofs, uint16_t *type)
 {
-    const uint8_t *data = dp_packet_data(packet);
     size_t size = dp_packet_size(packet);
-    size_t ofs = ETH_HEADER_LEN;
-    ovs_be16 eth_type;
 
-    if (OVS_UNLIKELY(size < ETH_HEADER_LEN)) {
-        return 0;
-    }
-
-    memcpy(&eth_type, data + 2 * ETH_ADDR_LEN, sizeof eth_type);
-    for (int i = 0; i < FLOW_MAX_VLAN_HEADERS && eth_type_vlan(eth_type)
-                    && size >= ofs + VLAN_HEADER_LEN; i++) {
-        memcpy(&eth_type, data + ofs + 2, sizeof eth_type);
-        ofs += VLAN_HEADER_LEN;
-    }
-
-    *type = ntohs(eth_type);
-    return ((*type == ETH_TYPE_IP && size >= ofs + IP_HEADER_LEN)
-            || (*type == ETH_TYPE_IPV6 && size >= ofs + IPV6_HEADER_LEN)
-            ? ofs : 0);
+    *type = ntohs(shaper_l3_find(packet, ofs));
+    return ((*type == ETH_TYPE_IP && size >= *ofs + IP_HEADER_LEN)
+            || (*type == ETH_TYPE_IPV6 && size >= *ofs + IPV6_HEADER_LEN));
 }
 
 /* Fills in the destination of 'packet', whatever it is. */
@@ -55,10 +40,10 @@ shaper_flow_key_set_addr__(struct shaper_flow_key *key,
 {
     const uint8_t *data = dp_packet_data(packet);
     uint16_t type;
-    size_t ofs = find_ip(packet, &type);
+    size_t ofs;
 
     memset(key->addr, 0, sizeof key->addr);
-    if (!ofs) {
+    if (!find_ip(packet, &ofs, &type)) {
         key->addr_type = SHAPER_ADDR_ETH;
         if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN)) {
             memcpy(key->addr, data, ETH_ADDR_LEN);
@@ -95,9 +80,9 @@ shaper_flow_key_set_flow__(struct shaper_flow_key *key,
 {
     const uint8_t *data = dp_packet_data(packet);
     uint16_t type;
-    size_t ofs = find_ip(packet, &type);
+    size_t ofs;
 
-    if (!ofs) {
+    if (!find_ip(packet, &ofs, &type)) {
         memset(key->addr, 0, sizeof key->addr);
         key->addr_type = SHAPER_FLOW_ETH;
         if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN)) {
