@@ -1741,36 +1741,59 @@ drain_send_turn(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
     }
 }
 
-/* Sends the head of the first ready FIFO of 'class', dropping what has
- * expired.  Returns the bytes that count at port and queue, 0 if none. */
+/* Drops the packets at the head of 'q', the first ready FIFO, that have
+ * expired.  Returns true if there were any: then 'q' may be ready, still first,
+ * or not.  (If it had to wait for its next turn after each of them, a FIFO that
+ * holds more than its turns allow would have nothing but expired packets to
+ * send.) */
+static bool
+flow_expire(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
+{
+    const uint64_t limit_ns = s->config->max_delay_ns + MAX_CATCH_UP_NS;
+
+    if (OVS_LIKELY(!s->config->paced || s->releasing
+                   || d->now_ns <= flow_head_edt(q) + limit_ns)) {
+        return false;
+    }
+
+    do {
+        flow_drop_head(s, q, SHAPER_DROP_EXPIRED);
+        d->full = ++d->n_expired >= MAX_EXPIRED;
+    } while (!d->full && q->n_packets && !q->late
+             && d->now_ns > flow_head_edt(q) + limit_ns);
+
+    if (!q->n_packets) {
+        ovs_list_remove(&q->list_node);
+        flow_becomes_idle(s, q, d->now_ns);
+    } else if (q->late || flow_head_edt(q) > d->now_ns) {
+        ovs_list_remove(&q->list_node);
+        flow_schedule_head(s, q, d->now_ns, d->now_ns);
+    }
+    return true;
+}
+
+/* Sends the head of the first ready FIFO of 'class', unless it has expired.
+ * Returns the bytes that count at port and queue, 0 if none. */
 static uint32_t
 class_send_one(struct flow_shaper *s, struct shaper_class *class,
                struct drain *d)
 {
     struct flow_queue *q = CONTAINER_OF(ovs_list_front(&class->ready),
                                         struct flow_queue, list_node);
-    const struct held_packet *head = flow_head(q);
-    uint32_t charged = held_bytes(head) + s->config->overhead_bytes;
+    const struct held_packet *head;
+    uint32_t charged;
 
+    if (flow_expire(s, q, d)) {
+        return 0;
+    }
+    head = flow_head(q);
     if (!drain_fits(d, head)) {
         d->full = true;
         return 0;
     }
 
+    charged = held_bytes(head) + s->config->overhead_bytes;
     ovs_list_pop_front(&class->ready);
-    if (OVS_UNLIKELY(s->config->paced && !s->releasing
-                     && d->now_ns > (flow_head_edt(q)
-                                     + s->config->max_delay_ns
-                                     + MAX_CATCH_UP_NS))) {
-        flow_drop_head(s, q, SHAPER_DROP_EXPIRED);
-        d->full = ++d->n_expired == MAX_EXPIRED;
-        if (q->n_packets) {
-            flow_schedule_head(s, q, d->now_ns, d->now_ns);
-        } else {
-            flow_becomes_idle(s, q, d->now_ns);
-        }
-        return 0;
-    }
     drain_send(s, q, class, d);
     return charged;
 }

@@ -1629,16 +1629,35 @@ test_key(void)
     }
 }
 
+static struct edt_meter garbage_meters[4];
+
+/* Finds half of all meters. */
+static struct edt_meter *
+garbage_find(const void *aux OVS_UNUSED, uint32_t id)
+{
+    return id & 4 ? &garbage_meters[id % 4] : NULL;
+}
+
 /* Garbage through the whole shaper. */
 static void
 test_garbage(void)
 {
     struct options o = OPTIONS_DEFAULT;
+    const struct edt_limits limits = {
+        .rate = 1000000000,
+        .max_delay_us = 1000,
+        .fair = true,
+    };
     struct world w;
     size_t n_in = 0, n_out = 0;
 
     o.max_flows = 64;
     world_init(&w, &o);
+    w.thread->meters.find = garbage_find;
+    for (size_t i = 0; i < ARRAY_SIZE(garbage_meters); i++) {
+        edt_meter_init(&garbage_meters[i],
+                       i ? edt_params_create(&limits) : NULL);
+    }
     for (unsigned int i = 0; i < rounds(20000); i++) {
         struct dp_packet_batch batch;
         struct shaper_source sources[MAX_BATCH];
@@ -1656,6 +1675,7 @@ test_garbage(void)
             packet->md.edt.gap_ns = random_uint32();
             packet->md.edt.first_meter = random_uint32();
             packet->md.edt.last_meter = random_uint32();
+            packet->md.edt.late = choose(2) ? choose(4) : 0;
             sources[j] = test_source(random_uint16());
             dp_packet_batch_add(&batch, packet);
         }
@@ -1682,6 +1702,9 @@ test_garbage(void)
     CHECK(n_in == n_out, "%"PRIuSIZE" packets in, %"PRIuSIZE" out, dropped or "
           "held", n_in, n_out);
     world_destroy(&w);
+    for (size_t i = 0; i < ARRAY_SIZE(garbage_meters); i++) {
+        edt_meter_destroy(&garbage_meters[i]);
+    }
 }
 
 /* Rates of port and queues. */
