@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from fbrates.share import MAX_WEIGHT, Claim, divide, fair_shares, water_fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fbrates.share import MAX_WEIGHT, Claim, divide, fair_shares, water_fill
 
 CAPACITY = 400_000_000
 RATES = st.one_of(st.integers(1, 2_000), st.integers(1, CAPACITY))
@@ -50,7 +51,9 @@ def test_work_conserving(case: tuple[int, list[Claim]]) -> None:
     else:
         # All have what they want, so who wants anything has the rest, up to its maximum.
         full = all(
-            share == claim.maximum for share, claim in zip(shares, items, strict=True) if claim.wants
+            share == claim.maximum
+            for share, claim in zip(shares, items, strict=True)
+            if claim.wants
         )
         assert full or left < len(items)
 

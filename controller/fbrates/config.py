@@ -269,11 +269,17 @@ def check_shares(port: str, rate: int, shares: Mapping[str, Share]) -> list[Shar
         else:
             continue
         errors.append(ShareError(key, "min-rate", item.min_rate, message, allowed))
+    return errors or check_port(rate, shares)
+
+
+def check_port(rate: int, shares: Mapping[str, Share]) -> list[ShareError]:
+    """Find whether `rate` bit/s is enough for the guarantees of all who share it."""
     total = sum(item.min_rate for item in shares.values())
-    if total > rate and not errors:
-        message = f"is less than the min-rates of the {len(shares)} VMs that share it"
-        errors.append(ShareError(None, "max-rate", rate, message, f"at least {show(total)}"))
-    return errors
+    if total <= rate:
+        return []
+    message = f"is less than the min-rates of the {len(shares)} VMs that share it"
+    allowed = f"at least {units.format_rate(total)}"
+    return [ShareError(None, "max-rate", rate, message, allowed)]
 
 
 def parse_network(value: object) -> Network:
@@ -642,7 +648,9 @@ class _Resolver:
 
     def share(self, vm: _Vm, path: Path) -> Share | None:
         """Give what the VM has of which port; None if it has a rate of its own."""
-        given = [key for key in SHARING_KEYS if vm.__pydantic_fields_set__ & {key.replace("-", "_")}]
+        given = [
+            key for key in SHARING_KEYS if vm.__pydantic_fields_set__ & {key.replace("-", "_")}
+        ]
         if not given:
             return None
         if vm.rate != _UNSET:

@@ -23,6 +23,7 @@ from fbrates.config import (
     Share,
     Tenant,
     Vm,
+    check_port,
     check_shares,
     network_text,
 )
@@ -30,7 +31,6 @@ from fbrates.loader import InvalidConfig
 from fbrates.plan import Numbers, Plan
 from fbrates.sharing import Member, MeterSample, Poller
 from fbrates.sync import REMEMBERED_ERRORS, Event, Message, SwitchError, SwitchSync, Waiter
-
 
 SHARED = "shared"
 """What is shown in the place of the rate of a VM that shares a port's."""
@@ -269,7 +269,10 @@ class Service:
             weight=old.weight if weight is None else weight,
         )
         shares = {**self.shares, vm.key: new}
-        self._check(new.port, self.port_rates[new.port], shares)
+        for error in check_shares(
+            new.port, self.port_rates[new.port], self._sharing(new.port, shares)
+        ):
+            raise error
         self.shares = shares
         self._log.info("%s: %s -> %s", vm.key, old, new)
         return ShareChange(old, new, self._divide(new.port, vm.key))
@@ -280,7 +283,8 @@ class Service:
         Raises UnknownName, and ShareError if it is too little for those who share it.
         """
         old = self.port_rate(name)
-        self._check(name, rate, self.shares)
+        for error in check_port(rate, self._sharing(name, self.shares)):
+            raise error
         self.port_rates[name] = rate
         self._log.info(
             "port %s: max-rate %s -> %s", name, units.format_rate(old), units.format_rate(rate)
@@ -294,10 +298,8 @@ class Service:
         return self.port_rates[name]
 
     @staticmethod
-    def _check(port: str, rate: int, shares: Mapping[str, Share]) -> None:
-        those = {key: share for key, share in shares.items() if share.port == port}
-        for error in check_shares(port, rate, those):
-            raise error
+    def _sharing(port: str, shares: Mapping[str, Share]) -> dict[str, Share]:
+        return {key: share for key, share in shares.items() if share.port == port}
 
     def _divide(self, name: str, key: str | None = None) -> dict[str, Waiter]:
         """Divide a port's rate anew where it is shared (by this VM)."""

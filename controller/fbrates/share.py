@@ -103,7 +103,9 @@ def divide(capacity: int, claims: Sequence[Claim]) -> list[int]:
     weights = [claim.weight for claim in claims]
     wanted = [claim.wants for claim in claims]
     if sum(wanted) <= capacity:
-        ceilings = [claim.maximum if want else 0 for claim, want in zip(claims, wanted, strict=True)]
+        ceilings = [
+            claim.maximum if want else 0 for claim, want in zip(claims, wanted, strict=True)
+        ]
         return water_fill(capacity, wanted, ceilings, weights)
     floors = [min(claim.minimum, want) for claim, want in zip(claims, wanted, strict=True)]
     return water_fill(capacity, floors, wanted, weights)

@@ -19,6 +19,7 @@ max-rate, set at the switch, keeps the total at the port's rate meanwhile.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,6 +65,10 @@ least this part of its fair share: so a keepalive or an ARP request reserves not
 CHANGE = 0.01
 """Meters are changed if the rate differs by at least this part of it."""
 
+SETTLED_CHANGE = 0.001
+SETTLED_TIME = 0.5
+"""A meter that has not been changed for so many seconds is changed for less."""
+
 CHANGE_UNUSED = 0.2
 """The same for those that do not use up what they have: their usage varies all the time,
 and their meters need not follow each variation."""
@@ -71,9 +76,14 @@ and their meters need not follow each variation."""
 DRAIN_DEADBAND = 0.002
 DRAIN_TIME = 0.1
 DRAIN_MOST = 0.2
-"""What has passed the meters faster than the port can send waits at the port.  It is
-drained by dividing a little less: what waits above DRAIN_DEADBAND seconds of the port's
-rate (about the error of what is measured) within DRAIN_TIME, at most DRAIN_MOST of the rate."""
+"""What becomes due faster than the port can send waits at the port: what borrowers had
+waiting when they were cut down.  While all go on to want more than there is, nothing else
+would ever drain that, so a little less is divided meanwhile: what waits above
+DRAIN_DEADBAND seconds of the port's rate (about the error of what is measured) within
+DRAIN_TIME, at most DRAIN_MOST of the rate."""
+
+BACKLOG_MOST = 0.1
+"""Seconds of the port's rate that can wait at it at most, by our reckoning."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,34 @@ class Member:
     destinations: tuple[int, ...] = ()
 
 
+class _Schedule:
+    """When what a meter has admitted becomes due, as the meter reckons it.
+
+    A meter that shapes admits packets for up to meter-shaping-max-delay ahead, and a new
+    rate leaves their times as they are.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._pieces: deque[tuple[float, float, int]] = deque()
+
+    def admit(self, kbit: float, rate: int, since: float) -> None:
+        """Note that `kbit` have been admitted at `rate` kbit/s from `since` (in s) on."""
+        start = max(self._until, since)
+        self._until = start + kbit / rate
+        self._pieces.append((start, self._until, rate))
+
+    def due(self, since: float, now: float) -> float:
+        """Give the kbit that became due; `since` is the last call's `now`."""
+        kbit = 0.0
+        for start, end, rate in self._pieces:
+            if start < now and end > since:
+                kbit += rate * (min(end, now) - max(start, since))
+        while self._pieces and self._pieces[0][1] <= now:
+            self._pieces.popleft()
+        return kbit
+
+
 @dataclass
 class _State:
     """What is known of one member."""
@@ -114,6 +152,8 @@ class _State:
     """What the last division gave it."""
     hungry_until: float = 0.0
     hungry: bool = False
+    changed_at: float = 0.0
+    schedule: _Schedule = field(default_factory=_Schedule)
 
 
 class PortSharing:
@@ -126,6 +166,7 @@ class PortSharing:
         self.divisions = 0
         self._states: dict[str, _State] = {}
         self._backlog = 0.0  # kbit that wait at the port, by our reckoning
+        self._time = 0.0  # s, by the switch's clock, since the first sample
 
     def configure(self, capacity: int, members: Iterable[Member]) -> None:
         """Take new settings; raises ValueError if the minimums add up to too much.
@@ -164,28 +205,38 @@ class PortSharing:
 
     def sample(self, samples: Mapping[int, MeterSample], now: float) -> dict[str, int]:
         """Take what the meters have counted (by id); gives the rates to change, in kbit/s."""
-        elapsed: list[float] = []
-        passed = 0.0
+        measured: dict[str, float] = {}
+        elapsed = 0.0
         for key, member in self.members.items():
             sample = samples.get(member.meter)
             if sample is None:
                 continue
             behind = sum(samples[m].bytes_dropped for m in member.destinations if m in samples)
-            seconds, kbit = self._measure(member, self._states[key], sample, behind, now)
+            seconds, kbit = self._measure(self._states[key], sample, behind, now)
             if seconds:
-                elapsed.append(seconds)
-                passed += kbit
-        if not elapsed:
+                elapsed += seconds
+                measured[key] = kbit
+        if not measured:
             return {}
         # Of all meters together: the switch tells whole milliseconds for each of them.
-        interval = sum(elapsed) / len(elapsed)
-        waiting = self._backlog + passed - self.capacity * interval
-        self._backlog = min(max(waiting, 0.0), self.capacity * DRAIN_TIME)
+        self._note_backlog(measured, elapsed / len(measured))
         return self.divide(now)
+
+    def _note_backlog(self, measured: Mapping[str, float], interval: float) -> None:
+        """Reckon what waits at the port, from what the meters have let pass (in kbit)."""
+        since, self._time = self._time, self._time + interval
+        due = 0.0
+        for key, state in self._states.items():
+            kbit = measured.get(key, 0.0)
+            if kbit:
+                state.schedule.admit(kbit, state.rate, since)
+            due += state.schedule.due(since, self._time)
+        waiting = self._backlog + due - self.capacity * interval
+        self._backlog = min(max(waiting, 0.0), self.capacity * BACKLOG_MOST)
 
     @staticmethod
     def _measure(
-        member: Member, state: _State, sample: MeterSample, behind: int, now: float
+        state: _State, sample: MeterSample, behind: int, now: float
     ) -> tuple[float, float]:
         """Update one member; gives seconds since the last sample, and kbit that passed.
 
@@ -229,6 +280,8 @@ class PortSharing:
             state.reserved = divided
             target = divided if state.hungry else max(divided, state.fair)
             threshold = CHANGE if state.hungry else CHANGE_UNUSED
+            if state.hungry and now - state.changed_at >= SETTLED_TIME:
+                threshold = SETTLED_CHANGE
             if abs(target - state.rate) >= max(threshold * state.rate, 1):
                 changes[key] = target
                 in_force += divided
@@ -244,12 +297,18 @@ class PortSharing:
             in_force += difference
         for key, target in changes.items():
             self._states[key].rate = target
+            self._states[key].changed_at = now
         return changes
 
     def _divisible(self, claims: Iterable[Claim]) -> int:
         excess = self._backlog - self.capacity * DRAIN_DEADBAND
         less = min(max(excess, 0.0) / DRAIN_TIME, self.capacity * DRAIN_MOST)
         return max(int(self.capacity - less), sum(claim.minimum for claim in claims))
+
+    @property
+    def backlog_seconds(self) -> float:
+        """What waits at the port, by our reckoning, in seconds of the port's rate."""
+        return self._backlog / self.capacity
 
     def view(self, key: str) -> dict[str, Any]:
         """Show one member's share and usage, in bit/s."""
@@ -397,4 +456,3 @@ class Poller:
             "poll_ms": round(self.cost * 1000, 3),
             "interval_ms": round(self.interval * 1000, 3),
         }
-
