@@ -6,7 +6,6 @@ Three VMs under a port of 300 Mbit/s: guaranteed 100, 50 and 50, weights 1, 2 an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,13 +62,17 @@ class Sleepers:
     """VMs as endless sources in the PMD thread; asleep are those that a flow drops."""
 
     bed: Testbed
+    destinations: int = 1  # of `a`
 
     def __post_init__(self) -> None:
         for i, name in enumerate("abc"):
+            number = self.destinations if name == "a" else 1
             # Twice the port's rate, so that it is never short of packets though
             # the PMD thread, which makes them, is at times held up.
-            self.bed.source(name, [FlowSpec(FLOW[name], dst_ip=f"10.73.0.{i + 1}")],
-                            packets_per_flow=MODULUS, rate=2 * PORT)
+            self.bed.source(
+                name, [FlowSpec(FLOW[name], dst_ip=f"10.73.{i * 8 + j // 250}.{j % 250 + 1}")
+                       for j in range(number)],
+                packets_per_flow=MODULUS // number, rate=2 * PORT)
 
     def _match(self, name: str) -> str:
         return f"table=0,priority=30000,in_port={self.bed.ports[name].number}"
@@ -95,16 +98,11 @@ class Phase:
     wakes: str = ""
 
 
-@pytest.fixture
-def vms(testbed: Testbed) -> Iterator[Sleepers]:
-    yield Sleepers(testbed)
-
-
 def guarantee_delay(mine: Packets, all_: Packets, rate: float) -> float:
     """After how many s from its first packet a VM has its guarantee for good.
 
-    That is the end of the last window of WINDOW_S in which it has less than `rate`'s part
-    of what left the port.  (Its part, because on a small machine the PMD thread, and so
+    From then on it has `rate`'s part of what leaves the port in every window of WINDOW_S.
+    (Its part, because on a small machine the PMD thread, and so
     the port as a whole, is held up for milliseconds, and catches up.)  Two MTU are
     allowed: whole packets leave, and the wheel's slots are as far apart as two of a flow.
     The first packet leaves at once, as its meter has not been used for long.
@@ -119,15 +117,16 @@ def guarantee_delay(mine: Packets, all_: Packets, rate: float) -> float:
         return total[last] - total[first]
 
     short = np.flatnonzero(carried(mine) < carried(all_) * rate / PORT - 2 * MTU)
-    return float(begins[short[-1]] - start) / NS + WINDOW_S if len(short) else 0.0
+    return float(begins[short[-1]] - start) / NS + 0.001 if len(short) else 0.0
 
 
-def test_udp(testbed: Testbed, vms: Sleepers) -> None:
+def test_udp(testbed: Testbed) -> None:
     """One alone, two by weight, a third that wakes up, a controller that dies.
 
     Floods, judged by the times at which packets left the port.
     """
     ovs = testbed.ovs
+    vms = Sleepers(testbed)
     out = testbed.recorder("out")
     ovs.set_config(meter_shaping=True)
     ovs.set_qos("out", "flowbundler", max_rate=PORT)
@@ -194,6 +193,44 @@ def test_udp(testbed: Testbed, vms: Sleepers) -> None:
             assert delay <= 0.1, item.what
             assert rate >= MINIMUM[item.wakes], item.what
     write_results("sharing", results)
+
+
+def test_a_borrower_with_many_destinations(testbed: Testbed) -> None:
+    """What has been lent to 1000 FIFOs is given back within 100 ms, too.
+
+    The port's turns go round the FIFOs, so one that wakes beside 1000 has next to nothing
+    until the borrower's meter has been cut down, and what it had let pass has left.
+    """
+    ovs = testbed.ovs
+    vms = Sleepers(testbed, destinations=1000)
+    out = testbed.recorder("out")
+    ovs.set_config(meter_shaping=True)
+    ovs.set_qos("out", "flowbundler", max_rate=PORT)
+    start_controller(testbed, "{to: 10.73.0.0/16, port: out}")
+    vms.asleep("a", "b", "c")
+    favour_pmds(testbed)
+    clock = CaptureClock(out.path)
+    run_for(ovs, 0.3)
+    vms.awake("a")
+    clock.mark()
+    wakes = []
+    for _ in range(5):
+        run_for(ovs, SETTLE_S)
+        start = vms.awake("b")
+        run_for(ovs, 0.4)
+        wakes.append((start, time.monotonic_ns()))
+        vms.asleep("b")
+    clock.mark()
+    times = clock.apply(out.read())
+    delays = []
+    for start, end in wakes:
+        whole = times.between(start, end)
+        delays.append(guarantee_delay(whole.of_flow(FLOW["b"]), whole, MINIMUM["b"]))
+    print("guarantee after " + ", ".join(f"{delay * 1000:.0f}" for delay in delays) + " ms")
+    write_results("sharing", {"1000 destinations: guarantee_ms": [d * 1000 for d in delays]})
+    # Each is two polls and meter-shaping-max-delay at most, 90 ms, if the controller runs
+    # when it should; the median is not that of a moment when the machine was busy.
+    assert float(np.median(delays)) <= 0.1, delays
 
 
 def test_tcp(testbed: Testbed) -> None:
