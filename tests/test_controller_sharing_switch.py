@@ -58,11 +58,21 @@ def test_what_polling_costs(ovs: Switch, controller: Callable[..., Controller], 
     after, end = sharing(running), time.monotonic()
     load = {name: (cpu_seconds(pid) - before[name]) / (end - began) for name, pid in pids.items()}
     per_second = (after["polls"] - polls) / (end - began)
-    print(f"{count} VMs: a poll takes {after['poll_ms']:.2f} ms, {per_second:.1f} polls/s, CPU "
-          + ", ".join(f"{name} {part:.1%}" for name, part in load.items()))
-    write_results("sharing-cost", {f"{count}: {k}": v for k, v in
-                                   {**load, "poll_ms": after["poll_ms"],
-                                    "polls_per_second": per_second}.items()})
+    print(
+        f"{count} VMs: a poll takes {after['poll_ms']:.2f} ms, {per_second:.1f} polls/s, CPU "
+        + ", ".join(f"{name} {part:.1%}" for name, part in load.items())
+    )
+    write_results(
+        "sharing-cost",
+        {
+            f"{count}: {k}": v
+            for k, v in {
+                **load,
+                "poll_ms": after["poll_ms"],
+                "polls_per_second": per_second,
+            }.items()
+        },
+    )
     # Half of the 50 that are meant to be: the machine may be busy.
     assert per_second > 25
     assert after["interval_ms"] <= 40
