@@ -28,6 +28,7 @@ from webob import Response as WebobResponse
 from fbrates import config, metrics, plan, sync
 from fbrates.rest import MAX_BODY, Api, RequestError, Response, too_large
 from fbrates.service import Service
+from fbrates.sharing import MeterSample
 
 CONFIG_VARIABLE = "FLOWBUNDLER_CONFIG"
 TICK = 0.5
@@ -116,6 +117,13 @@ class RyuRates(app_manager.RyuApp):
             meters = [meter_from_wire(item) for item in event.msg.body]
             switch.meters_reply(event.msg.xid, meters, _more(event.msg))
 
+    @set_ev_cls(ofp_event.EventOFPMeterStatsReply, MAIN_DISPATCHER)
+    def meter_stats_reply(self, event: Any) -> None:
+        """What meters have counted."""
+        if switch := self._switch(event.msg):
+            samples = {item.meter_id: sample_from_wire(item) for item in event.msg.body}
+            self.service.meter_stats(switch, event.msg.xid, samples, _more(event.msg))
+
     @set_ev_cls(ofp_event.EventOFPFlowStatsReply, MAIN_DISPATCHER)
     def flows_reply(self, event: Any) -> None:
         """Flows of the switch."""
@@ -148,6 +156,7 @@ class Connection:
         self._closed = False
         hub.spawn(self._send_forever)
         self.adopt(first=True)
+        hub.spawn(self._poll_forever)
 
     def adopt(self, first: bool = False) -> None:
         """Hand the switch to the service if it is, or has become, one of ours."""
@@ -175,6 +184,16 @@ class Connection:
         self._wake.set()
         if self.switch is not None:
             self.service.disconnect(self.switch)
+
+    def _poll_forever(self) -> None:
+        while not self._closed:
+            wait = 1.0
+            try:
+                if self.switch is not None:
+                    wait = self.service.poll(self.switch)
+            except Exception:
+                LOG.exception("polling failed")
+            hub.sleep(wait)
 
     def _send_forever(self) -> None:
         while not self._closed:
@@ -244,6 +263,9 @@ def to_wire(datapath: Any, message: sync.Message) -> Any:
             return parser.OFPPortDescStatsRequest(datapath, 0)
         case sync.MetersRequest():
             return parser.OFPMeterConfigStatsRequest(datapath, 0, ofp.OFPM_ALL)
+        case sync.MeterStatsRequest(meter):
+            number = ofp.OFPM_ALL if meter is None else meter
+            return parser.OFPMeterStatsRequest(datapath, 0, number)
         case sync.FlowsRequest():
             return parser.OFPFlowStatsRequest(
                 datapath,
@@ -360,6 +382,13 @@ def meter_from_wire(item: Any) -> plan.Meter:
     band = item.bands[0]
     burst = band.burst_size if flags & ofp.OFPMF_BURST else None
     return plan.Meter(item.meter_id, band.rate, burst)
+
+
+def sample_from_wire(item: Any) -> MeterSample:
+    """Translate an entry of a meter statistics reply."""
+    dropped = sum(band.byte_band_count for band in item.band_stats)
+    seconds = item.duration_sec + item.duration_nsec * 1e-9
+    return MeterSample(item.byte_in_count, dropped, seconds)
 
 
 def flow_from_wire(item: Any) -> plan.Flow:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fbrates import plan, sync
 from fbrates.plan import Flow, FlowKey, FlowMod, Meter, MeterMod
+from fbrates.sharing import MeterSample
 
 Packet = dict[str, Any]
 
@@ -96,6 +97,8 @@ class FakeSwitch:
         self.queue: list[tuple[int, sync.Message]] = []
         self.xid = 0
         self.sync: sync.SwitchSync | None = None
+        self.stats: Callable[[int], MeterSample] = lambda number: MeterSample(0, 0, 0.0)
+        self.service: Any = None
         self.part = 3  # entries in one part of a multipart reply
         self.observe: Callable[[], None] = lambda: None
 
@@ -110,6 +113,7 @@ class FakeSwitch:
         """Connect to a controller, anew if there was a connection."""
         self.queue.clear()
         self.sent.clear()
+        self.service = service
         self.sync = service.connect(datapath_id, self.send)
         assert self.sync is not None
         return self.sync
@@ -144,6 +148,13 @@ class FakeSwitch:
                     if flow.cookie >> plan.COOKIE_SHIFT == plan.COOKIE_PREFIX
                 ]
                 self._reply(xid, ours, connection.flows_reply)
+            case sync.MeterStatsRequest(None):
+                self._reply(xid, sorted(self.meters), self._stats_reply)
+            case sync.MeterStatsRequest(number):
+                if number in self.meters:
+                    self._reply(xid, [number], self._stats_reply)
+                else:
+                    connection.error(xid, "UNKNOWN_METER")
             case plan.Barrier():
                 connection.barrier_reply(xid)
             case MeterMod(command, meter):
@@ -161,6 +172,10 @@ class FakeSwitch:
                     connection.error(xid, "INVALID_METER")
                 else:
                     plan.apply([message], self.meters, self.flows)
+
+    def _stats_reply(self, xid: int, numbers: list[int], more: bool) -> None:
+        samples = {number: self.stats(number) for number in numbers}
+        self.service.meter_stats(self.sync, xid, samples, more)
 
     def _reply(self, xid: int, items: list[Any], handler: Callable[..., None]) -> None:
         parts = [items[i : i + self.part] for i in range(0, len(items), self.part)] or [[]]

@@ -9,6 +9,8 @@ config     the file of tenants: what is allowed, and every error at once
 ids        which meter id belongs to which VM and destination
 plan       configuration + a switch's ports -> the meters and flows it should have
 sync       one switch: what it has, what it should have, the messages between
+share      how a port's rate is divided among those who share it
+sharing    who uses how much of a shared port, and what everybody's meter is to be
 service    all switches and all tenants: reload, live rate changes, status
 rest       HTTP requests -> service calls -> JSON
 metrics    the same state for Prometheus

@@ -49,6 +49,20 @@ def parser() -> argparse.ArgumentParser:
     rate.add_argument("vm", metavar="VM", help="'-' for a destination that a tenant's VMs share")
     rate.add_argument("rate", metavar="RATE", help="such as 50Mbps, 1.5Gbps, 50000000, unlimited")
     rate.add_argument("--to", metavar="DEST", help="the rate towards this address or prefix")
+    share = commands.add_parser(
+        "set-share", parents=[common], help="change what a VM may have of a shared port now"
+    )
+    share.add_argument("tenant", metavar="TENANT")
+    share.add_argument("vm", metavar="VM")
+    share.add_argument("--min-rate", metavar="RATE", help="what it has whenever it wants it")
+    share.add_argument("--max-rate", metavar="RATE", help="what it never has more than")
+    share.add_argument("--weight", metavar="N", type=int, help="how much it has of the rest")
+    port = commands.add_parser(
+        "set-port", parents=[common], help="change the rate of a shared port now"
+    )
+    port.add_argument("port", metavar="PORT", help="its name in the file")
+    port.add_argument("rate", metavar="RATE", help="such as 10Gbps")
+    commands.add_parser("ports", parents=[common], help="show shared ports: who has and uses what")
     show = commands.add_parser("show", parents=[common], help="show rates")
     show.add_argument("tenant", metavar="TENANT", nargs="?")
     commands.add_parser("status", parents=[common], help="show switches and errors")
@@ -134,12 +148,80 @@ def set_rate(options: argparse.Namespace) -> int:
             )
         else:
             print(f"{who}: {answer['old_rate']} -> {answer['new_rate']}, accepted")
-    if not applied:
+    return _outcome(status, answer)
+
+
+def _outcome(status: int, answer: Any) -> int:
+    """Say why a change is not in force, if it is not; gives the exit status."""
+    if not answer["applied"]:
         print(f"{PROGRAM}: not in force: {answer.get('reason')}", file=sys.stderr)
         for name, switch in answer["switches"].items():
             for error in switch["errors"]:
                 print(f"{PROGRAM}: switch {name}: {error}", file=sys.stderr)
-    return 0 if applied and status == 200 else 1
+    return 0 if answer["applied"] and status == 200 else 1
+
+
+def _changed(options: argparse.Namespace, answer: Any, text: str) -> None:
+    """Print the answer to a change, or `text` and when it was confirmed."""
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    elif answer["applied"]:
+        print(f"{text} (confirmed in {answer['elapsed_ms']:.1f} ms)")
+    else:
+        print(f"{text}, accepted")
+
+
+def set_share(options: argparse.Namespace) -> int:
+    """Run set-share."""
+    given = {
+        "min-rate": options.min_rate,
+        "max-rate": options.max_rate,
+        "weight": options.weight,
+    }
+    body = {key: value for key, value in given.items() if value is not None}
+    if not body:
+        raise Failure("nothing to change; give --min-rate, --max-rate or --weight")
+    quote = urllib.parse.quote
+    path = f"/v1/tenants/{quote(options.tenant, safe='')}/vms/{quote(options.vm, safe='')}/share"
+    status, answer = request(options.url, "PUT", path, body)
+    old, new = answer["old"], answer["new"]
+    what = ", ".join(f"{key} {old[key]} -> {new[key]}" for key in body)
+    _changed(options, answer, f"{options.tenant}/{options.vm}: {what}")
+    return _outcome(status, answer)
+
+
+def set_port(options: argparse.Namespace) -> int:
+    """Run set-port."""
+    path = f"/v1/ports/{urllib.parse.quote(options.port, safe='')}"
+    status, answer = request(options.url, "PUT", path, {"max-rate": options.rate})
+    _changed(
+        options,
+        answer,
+        f"{options.port}: max-rate {answer['old_max-rate']} -> {answer['new_max-rate']}",
+    )
+    return _outcome(status, answer)
+
+
+def ports(options: argparse.Namespace) -> int:
+    """Run ports."""
+    answer = request(options.url, "GET", "/v1/ports")[1]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    rows: list[tuple[str, ...]] = []
+    for name, port in answer["ports"].items():
+        for key, vm in port["vms"].items():
+            settings = (vm["min-rate"], vm["max-rate"], str(vm["weight"]))
+            known = [(f"{switch}", state) for switch, state in vm["switches"].items()]
+            for switch, state in known or [("-", None)]:
+                now = ("-", "-", "-")
+                if state is not None:
+                    mbps = [f"{state[k] / 1e6:.1f}Mbps" for k in ("share_bps", "usage_bps")]
+                    now = (mbps[0], mbps[1], "yes" if state["wants_more"] else "no")
+                rows.append((name, port["max-rate"], key, *settings, switch, *now))
+    header = ("PORT", "RATE", "VM", "MIN", "MAX", "WEIGHT", "SWITCH", "SHARE", "USED", "WANTS MORE")
+    print(table(header, rows) if rows else "no port is shared")
+    return 0
 
 
 def show(options: argparse.Namespace) -> int:
@@ -211,7 +293,15 @@ def reload(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"set-rate": set_rate, "show": show, "status": status, "reload": reload}
+COMMANDS = {
+    "set-rate": set_rate,
+    "set-share": set_share,
+    "set-port": set_port,
+    "ports": ports,
+    "show": show,
+    "status": status,
+    "reload": reload,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from fbrates import loader, units
 from fbrates.loader import InvalidConfig, Path, Problem, dotted
+from fbrates.share import MAX_WEIGHT
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -32,6 +33,15 @@ MAC_ALLOWED = "a unicast MAC address such as 02:00:00:00:00:01"
 IP_ALLOWED = "a unicast IPv4 or IPv6 address, or a list of them"
 TO_ALLOWED = "an IPv4 or IPv6 address or prefix, such as 10.0.0.9, 10.1.0.0/16 or 2001:db8::/64"
 SWITCHES_ALLOWED = 'any, or a list of datapath ids such as 0x1 or "000002b2c3d4e5f6"'
+
+MIN_SHARE = 256_000
+"""The smallest min-rate, and the one of a VM that shares and has none, in bit/s.  At this
+rate a full frame is through in 47 ms: at less it would not wait for its turn within the
+50 ms that a meter allows, and a VM that was asleep could not be heard."""
+
+MIN_RATE_ALLOWED = f"{units.format_rate(MIN_SHARE)} or more, a rate as in 100Mbps"
+WEIGHT_ALLOWED = f"an integer from 1 to {MAX_WEIGHT}"
+SHARING_KEYS = ("shares", "min-rate", "max-rate", "weight")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _PORT = re.compile(rf"[!-~]{{1,{PORT_NAME_LENGTH}}}")
@@ -54,8 +64,23 @@ class Destination:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What a VM has a right to of a port that it shares; rates in bit/s."""
+
+    port: str
+    min_rate: int
+    max_rate: int | None
+    """None: the port's."""
+    weight: int
+
+
+@dataclass(frozen=True)
 class Vm:
-    """A VM, how its packets are recognized, and its rate: one meter."""
+    """A VM, how its packets are recognized, and its rate: one meter.
+
+    The rate of a VM that shares a port is its min-rate here; what it has of the port
+    at the moment is not the configuration's business.
+    """
 
     key: str
     tenant: str
@@ -66,6 +91,7 @@ class Vm:
     rate: int | None
     burst: int | None
     destinations: dict[str, Destination]
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +132,17 @@ class Config:
     first_meter: int = 1
     last_meter: int = 65535
     resync_interval: int = 10
+    ports: dict[str, int] = field(default_factory=dict)
+    """Ports that are shared: their rates in bit/s, by name."""
+
+    def shares(self) -> dict[str, Share]:
+        """Who shares a port, by the VM's key."""
+        return {
+            vm.key: vm.share
+            for tenant in self.tenants.values()
+            for vm in tenant.vms.values()
+            if vm.share is not None
+        }
 
     def limits(self) -> Iterator[Vm | Destination]:
         """Everything that has a rate, in the file's order."""
@@ -188,6 +225,63 @@ def parse_ips(value: object) -> tuple[Address, ...]:
     return tuple(result)
 
 
+def parse_min_rate(value: object) -> int:
+    """Read a min-rate, in bit/s."""
+    try:
+        rate = units.parse_rate(value)
+    except units.UnitError as error:
+        raise units.UnitError(error.message, MIN_RATE_ALLOWED) from None
+    if rate < MIN_SHARE:
+        raise units.UnitError("rate too low to let one full frame pass in time", MIN_RATE_ALLOWED)
+    return rate
+
+
+def parse_weight(value: object) -> int:
+    """Read a weight."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_WEIGHT:
+        raise units.UnitError("not a weight", WEIGHT_ALLOWED)
+    return value
+
+
+class ShareError(ValueError):
+    """Shares of a port that cannot be honoured: which field, its value, what is allowed."""
+
+    def __init__(self, key: str | None, name: str, value: int, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.key = key
+        """The VM's, or None if it is about the port."""
+        self.field = name
+        self.value = units.format_rate(value)
+        self.message = message
+        self.allowed = allowed
+
+
+def check_shares(port: str, rate: int, shares: Mapping[str, Share]) -> list[ShareError]:
+    """Find what keeps a port of `rate` bit/s from honouring these shares, by VM's key."""
+    errors = []
+    show = units.format_rate
+    for key, item in shares.items():
+        if item.max_rate is not None and item.min_rate > item.max_rate:
+            message = f"is above its max-rate of {show(item.max_rate)}"
+            allowed = f"at most {show(item.max_rate)}"
+        elif item.min_rate > rate:
+            message, allowed = f"is above what port {port} has", f"at most {show(rate)}"
+        else:
+            continue
+        errors.append(ShareError(key, "min-rate", item.min_rate, message, allowed))
+    return errors or check_port(rate, shares)
+
+
+def check_port(rate: int, shares: Mapping[str, Share]) -> list[ShareError]:
+    """Find whether `rate` bit/s is enough for the guarantees of all who share it."""
+    total = sum(item.min_rate for item in shares.values())
+    if total <= rate:
+        return []
+    message = f"is less than the min-rates of the {len(shares)} VMs that share it"
+    allowed = f"at least {units.format_rate(total)}"
+    return [ShareError(None, "max-rate", rate, message, allowed)]
+
+
 def parse_network(value: object) -> Network:
     """Read an address or a prefix without host bits."""
     text = value if isinstance(value, str) else ""
@@ -254,6 +348,9 @@ def _validator(parse: Any) -> BeforeValidator:
 # no file can give, so that `rate:` with nothing behind it is an error.
 
 _Rate = Annotated[int, _validator(parse_rate_or_unlimited)]
+_FixedRate = Annotated[int, _validator(units.parse_rate)]
+_MinRate = Annotated[int, _validator(parse_min_rate)]
+_Weight = Annotated[int, _validator(parse_weight)]
 _Burst = Annotated[int, _validator(units.parse_burst)]
 _Name = Annotated[str, _validator(parse_name)]
 _Port = Annotated[str, _validator(parse_port)]
@@ -279,8 +376,16 @@ class _Vm(_Model):
     mac: _Mac = ""
     ip: _Ips = ()
     rate: _Rate = _UNSET
+    shares: _Name = ""
+    min_rate: Annotated[_MinRate, Field(alias="min-rate")] = _UNSET
+    max_rate: Annotated[_FixedRate, Field(alias="max-rate")] = _UNSET
+    weight: _Weight = _UNSET
     burst: _Burst = _UNSET
     destinations: list[_Destination] = Field(default_factory=list)
+
+
+class _SharedPort(_Model):
+    max_rate: Annotated[_FixedRate, Field(alias="max-rate")]
 
 
 class _Tenant(_Model):
@@ -321,6 +426,7 @@ def _expand_forwarding(value: object) -> object:
 
 class _File(_Model):
     tenants: dict[_Name, _Tenant]
+    ports: dict[_Name, _SharedPort] = Field(default_factory=dict)
     switches: _Switches = None
     unknown_sources: Literal["forward", "drop"] = "forward"
     defaults: _Defaults = Field(default_factory=_Defaults)
@@ -344,6 +450,8 @@ def _model_at(path: Path) -> type[_Model] | None:
             return _Forwarding
         case ("forwarding", "entries", int()) | ("forwarding", int()):
             return _ForwardingEntry
+        case ("ports", _):
+            return _SharedPort
         case ("tenants", _):
             return _Tenant
         case ("tenants", _, "vms", _):
@@ -375,7 +483,8 @@ def _problem(error: Any, document: loader.Document) -> Problem:
         message, allowed = context["message"], context["allowed"]
     elif kind == "extra_forbidden":
         model = _model_at(path[:-1])
-        keys = list(model.model_fields) if model else []
+        fields = model.model_fields.items() if model else ()
+        keys = [info.alias or name for name, info in fields]
         close = difflib.get_close_matches(str(path[-1]), keys, n=1)
         message = f"unknown key, did you mean {close[0]}?" if close else "unknown key"
         allowed, value = ", ".join(keys), None
@@ -495,7 +604,9 @@ class _Resolver:
             first_meter=file.meters.first,
             last_meter=file.meters.last,
             resync_interval=file.resync_interval,
+            ports={name: port.max_rate for name, port in file.ports.items()},
         )
+        self.check_ports(config)
         count = sum(1 for _ in config.limits())
         span = config.last_meter - config.first_meter + 1
         if span < count:
@@ -518,6 +629,7 @@ class _Resolver:
     def vm(self, tenant: str, name: str, vm: _Vm, path: Path) -> Vm:
         defaults = self.file.defaults
         key = f"{tenant}/{name}"
+        share = self.share(vm, path)
         return Vm(
             key=key,
             tenant=tenant,
@@ -525,10 +637,62 @@ class _Resolver:
             port=vm.port or None,
             mac=vm.mac or None,
             ips=vm.ip,
-            rate=self.rate(vm.rate, defaults.rate, path, "defaults.rate"),
+            rate=share.min_rate if share else self.vm_rate(vm, path),
             burst=self.burst(vm.burst, defaults.burst),
             destinations=self.destinations(key, vm.destinations, path),
+            share=share,
         )
+
+    def vm_rate(self, vm: _Vm, path: Path) -> int | None:
+        return self.rate(vm.rate, self.file.defaults.rate, path, "defaults.rate")
+
+    def share(self, vm: _Vm, path: Path) -> Share | None:
+        """Give what the VM has of which port; None if it has a rate of its own."""
+        given = [
+            key for key in SHARING_KEYS if vm.__pydantic_fields_set__ & {key.replace("-", "_")}
+        ]
+        if not given:
+            return None
+        if vm.rate != _UNSET:
+            self.complain(
+                (*path, "rate"),
+                f"is a rate of its own, but {given[0]} says that it shares a port's",
+                units.format_rate(vm.rate or None),
+                "either rate, or " + ", ".join(SHARING_KEYS),
+            )
+        ports = self.file.ports
+        port = vm.shares or (next(iter(ports)) if len(ports) == 1 else "")
+        if port not in ports:
+            if vm.shares or ports:
+                message = "no such port in ports" if vm.shares else "several ports are shared"
+                where, value, allowed = "shares", vm.shares or None, ", ".join(ports) or "none yet"
+            else:
+                message = "there is no port whose rate could be shared"
+                where, value = given[0], None
+                allowed = "with ports: {NAME: {max-rate: RATE}} at the top of the file"
+            self.complain((*path, where), message, value, allowed)
+        return Share(
+            port,
+            MIN_SHARE if vm.min_rate == _UNSET else vm.min_rate,
+            None if vm.max_rate == _UNSET else vm.max_rate,
+            1 if vm.weight == _UNSET else vm.weight,
+        )
+
+    def check_ports(self, config: Config) -> None:
+        """Note what the shared ports cannot honour."""
+        shares = config.shares()
+        paths: dict[str, Path] = {
+            vm.key: ("tenants", tenant.name, "vms", vm.name)
+            for tenant in config.tenants.values()
+            for vm in tenant.vms.values()
+        }
+        for name, rate in config.ports.items():
+            those = {key: item for key, item in shares.items() if item.port == name}
+            if not those:
+                self.complain(("ports", name), "no VM shares this port", None, "VMs that share it")
+            for error in check_shares(name, rate, those):
+                path = ("ports", name) if error.key is None else paths[error.key]
+                self.complain((*path, error.field), error.message, error.value, error.allowed)
 
     def destinations(
         self, owner: str, items: list[_Destination], path: Path

@@ -24,13 +24,14 @@ class _ServiceCollector(Collector):
         service = self.service
         rates = GaugeMetricFamily(
             "flowbundler_rate_bits_per_second",
-            "Rate in force for a VM or destination; absent if unlimited.",
+            "Rate in force for a VM or destination; absent if unlimited or shared.",
             labels=["owner"],
         )
         for key, rate in service.rates.items():
-            if rate is not None:
+            if rate is not None and key not in service.shares:
                 rates.add_metric([key], rate)
         yield rates
+        yield from self._sharing()
         per_switch = {
             name: GaugeMetricFamily(f"flowbundler_switch_{name}", text, labels=["switch"])
             for name, text in (
@@ -55,6 +56,67 @@ class _ServiceCollector(Collector):
             "flowbundler_rate_changes", "Rates changed live.", value=service.rate_changes
         )
         yield CounterMetricFamily("flowbundler_reloads", "Reloads done.", value=service.reloads)
+
+    def _sharing(self) -> Iterator[Metric]:
+        service = self.service
+        bps = "_bits_per_second"
+        capacity = GaugeMetricFamily(
+            f"flowbundler_port_rate{bps}", "Rate of a port that is shared.", labels=["port"]
+        )
+        for name, rate in service.port_rates.items():
+            capacity.add_metric([name], rate)
+        per_vm = {
+            "min_rate": "What a VM has of a shared port whenever it wants it.",
+            "max_rate": "What a VM never has more than of a shared port; absent: the port's rate.",
+            "weight": "A VM's weight among those that share a port.",
+        }
+        settings = {
+            name: GaugeMetricFamily(
+                f"flowbundler_share_{name}{'' if name == 'weight' else bps}",
+                text,
+                labels=["port", "owner"],
+            )
+            for name, text in per_vm.items()
+        }
+        for key, share in service.shares.items():
+            for name, family in settings.items():
+                if (value := getattr(share, name)) is not None:
+                    family.add_metric([share.port, key], value)
+        on_switch = ["switch", "port", "owner"]
+        share_now = GaugeMetricFamily(
+            f"flowbundler_share{bps}", "What a VM's meter is set to now.", labels=on_switch
+        )
+        usage = GaugeMetricFamily(
+            f"flowbundler_share_usage{bps}",
+            "What passed a VM's meter between the last two polls.",
+            labels=on_switch,
+        )
+        backlog = GaugeMetricFamily(
+            "flowbundler_port_backlog_seconds",
+            "What waits at a shared port, by the controller's reckoning, in time of its rate.",
+            labels=["switch", "port"],
+        )
+        polls = CounterMetricFamily(
+            "flowbundler_share_polls", "Polls of the meters of those that share.", labels=["switch"]
+        )
+        interval = GaugeMetricFamily(
+            "flowbundler_share_interval_seconds", "Time between polls.", labels=["switch"]
+        )
+        for poller in service.pollers.values():
+            switch = poller.switch.name
+            for name, port in poller.ports.items():
+                if port.members:
+                    backlog.add_metric([switch, name], port.backlog_seconds)
+                for key in port.members:
+                    view = port.view(key)
+                    share_now.add_metric([switch, name, key], view["share_bps"])
+                    usage.add_metric([switch, name, key], view["usage_bps"])
+            if poller.polls:
+                polls.add_metric([switch], poller.polls)
+                interval.add_metric([switch], poller.interval)
+        yield capacity
+        yield from settings.values()
+        yield from (share_now, usage, backlog, polls, interval)
 
 
 class Metrics:

@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fbrates import config, units
-from fbrates.config import Destination, Vm
+from fbrates.config import Destination, ShareError, Vm
 from fbrates.loader import InvalidConfig
 from fbrates.service import Service, UnknownName
+from fbrates.sync import Waiter
 
 MAX_BODY = 65536
 CONFIRM_TIMEOUT = 2.0
 """Seconds to wait for the switches' barrier replies."""
+
+SHARE_KEYS = "min-rate, max-rate and weight, or some of them"
 
 RATE_KEYS = 'rate (such as "50Mbps") or rate_bps (an integer of bit/s)'
 
@@ -80,6 +83,11 @@ class Api:
             return self._route(method, path, body)
         except RequestError as error:
             return error.response
+        except ShareError as error:
+            value, allowed = error.value, error.allowed
+            if error.key is not None:
+                allowed += f" (this is about {error.key})"
+            return RequestError(400, error.message, error.field, value, allowed).response
         except UnknownName as error:
             return Response(
                 404,
@@ -122,6 +130,15 @@ class Api:
                 self._allow(method, "GET", "PUT")
                 names = {"tenant": tenant, "vm": vm}
                 return self._rate(method, service.vm(tenant, vm), names, body)
+            case ["v1", "tenants", tenant, "vms", vm, "share"]:
+                self._allow(method, "GET", "PUT")
+                return self._share(method, service.vm(tenant, vm), body)
+            case ["v1", "ports"]:
+                self._allow(method, "GET")
+                return Response(200, {"ports": service.ports_view()})
+            case ["v1", "ports", port]:
+                self._allow(method, "GET", "PUT")
+                return self._port(method, port, body)
             case ["v1", "tenants", tenant, "vms", vm, "destinations", *to, "rate"] if to:
                 self._allow(method, "GET", "PUT")
                 owner = service.vm(tenant, vm)
@@ -149,10 +166,13 @@ class Api:
                 "/v1/status",
                 "/v1/meters",
                 "/v1/reload",
+                "/v1/ports",
+                "/v1/ports/{port}",
                 "/v1/tenants",
                 "/v1/tenants/{tenant}",
                 "/v1/tenants/{tenant}/vms/{vm}",
                 "/v1/tenants/{tenant}/vms/{vm}/rate",
+                "/v1/tenants/{tenant}/vms/{vm}/share",
                 "/v1/tenants/{tenant}/vms/{vm}/destinations/{destination}/rate",
                 "/v1/tenants/{tenant}/destinations/{destination}/rate",
             ],
@@ -177,18 +197,17 @@ class Api:
     ) -> Response:
         if method != "PUT":
             return Response(200, {**names, **self.service.limit_view(limit)})
+        if isinstance(limit, Vm) and limit.share is not None:
+            raise RequestError(
+                400,
+                f"{limit.key} shares port {limit.share.port} and has no rate of its own",
+                "rate",
+                body[:60].decode("utf-8", "replace"),
+                f"PUT /v1/tenants/{limit.tenant}/vms/{limit.name}/share with {SHARE_KEYS}",
+            )
         rate = parse_rate_body(body)
         started = self._clock()
         change = self.service.set_rate(limit, rate)
-        deadline = started + CONFIRM_TIMEOUT
-        confirmed = True
-        for waiter in change.waiters.values():
-            confirmed &= bool(waiter.event.wait(max(deadline - self._clock(), 0)))
-        switches = {
-            name: {"applied": waiter.applied, "errors": list(waiter.errors)}
-            for name, waiter in change.waiters.items()
-        }
-        applied = bool(switches) and all(item["applied"] for item in switches.values())
         answer: dict[str, Any] = {
             **names,
             "meter_id": change.meter,
@@ -196,17 +215,80 @@ class Api:
             "old_rate_bps": change.old,
             "new_rate": units.format_rate(change.new),
             "new_rate_bps": change.new,
+        }
+        return self._confirm(answer, change.waiters, started, "has this VM; it will get this rate")
+
+    def _confirm(
+        self, answer: dict[str, Any], waiters: dict[str, Waiter], started: float, missing: str
+    ) -> Response:
+        """Wait for the switches, and add to the answer what they say."""
+        deadline = started + CONFIRM_TIMEOUT
+        confirmed = True
+        for waiter in waiters.values():
+            confirmed &= bool(waiter.event.wait(max(deadline - self._clock(), 0)))
+        switches = {
+            name: {"applied": waiter.applied, "errors": list(waiter.errors)}
+            for name, waiter in waiters.items()
+        }
+        applied = bool(switches) and all(item["applied"] for item in switches.values())
+        answer |= {
             "applied": applied,
             "elapsed_ms": round((self._clock() - started) * 1000, 3),
             "switches": switches,
         }
         if not switches:
-            answer["reason"] = "no connected switch has this VM; it will get this rate with it"
+            answer["reason"] = f"no connected switch {missing} with it"
         elif not applied:
             answer["reason"] = (
                 "a switch reported an error" if confirmed else "a switch has not confirmed yet"
             )
         return Response(200 if applied else 202, answer)
+
+    def _share(self, method: str, vm: Vm, body: bytes) -> Response:
+        """Answer about what a VM has of a port."""
+        if vm.share is None:
+            raise RequestError(
+                404 if method != "PUT" else 400,
+                f"{vm.key} has a rate of its own and shares no port",
+                "vm",
+                vm.name,
+                "VMs with shares, min-rate, max-rate or weight in the file",
+            )
+        names = {"tenant": vm.tenant, "vm": vm.name}
+        if method != "PUT":
+            return Response(200, {**names, **self.service.share_view(vm)})
+        values = parse_share_body(body)
+        started = self._clock()
+        change = self.service.set_share(vm, **values)
+        old, new = (
+            {
+                "min-rate": units.format_rate(share.min_rate),
+                "max-rate": units.format_rate(share.max_rate),
+                "weight": share.weight,
+            }
+            for share in (change.old, change.new)
+        )
+        answer: dict[str, Any] = {**names, "port": vm.share.port, "old": old, "new": new}
+        return self._confirm(answer, change.waiters, started, "has this VM; it will get this")
+
+    def _port(self, method: str, name: str, body: bytes) -> Response:
+        """Answer about a shared port."""
+        if method != "PUT":
+            return Response(200, {"port": name, **self.service.port_view(name)})
+        self.service.port_rate(name)
+        data = _object(body, ("max-rate",), "max-rate")
+        rate = _value(data, "max-rate", units.parse_rate)
+        if rate is None:
+            raise RequestError(400, "max-rate is missing", "max-rate", None, units.RATE_ALLOWED)
+        started = self._clock()
+        change = self.service.set_port_rate(name, rate)
+        answer: dict[str, Any] = {
+            "port": name,
+            "old_max-rate": units.format_rate(change.old),
+            "new_max-rate": units.format_rate(change.new),
+        }
+        missing = "has a VM that shares this port; it will have this rate"
+        return self._confirm(answer, change.waiters, started, missing)
 
     def _reload(self) -> Response:
         try:
@@ -239,11 +321,8 @@ def _no_constants(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def parse_rate_body(body: bytes) -> int | None:
-    """Give the rate in bit/s that a PUT's body asks for, or None for unlimited.
-
-    Raises RequestError.
-    """
+def _object(body: bytes, known: tuple[str, ...], keys: str) -> dict[str, Any]:
+    """Read a body that is a JSON object with no keys but the `known`; `keys` says which."""
     try:
         data = json.loads(
             body.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constants
@@ -251,15 +330,47 @@ def parse_rate_body(body: bytes) -> int | None:
     except (ValueError, RecursionError) as error:
         shown = body[:60].decode("utf-8", "replace")
         raise RequestError(
-            400, f"the body is not JSON: {error}", "body", shown, f"an object with {RATE_KEYS}"
+            400, f"the body is not JSON: {error}", "body", shown, f"an object with {keys}"
         ) from None
     if not isinstance(data, dict):
-        raise RequestError(
-            400, "the body is not an object", "body", data, f"an object with {RATE_KEYS}"
-        )
+        raise RequestError(400, "the body is not an object", "body", data, f"an object with {keys}")
     for key in data:
-        if key not in ("rate", "rate_bps"):
-            raise RequestError(400, "unknown key", key, data[key], RATE_KEYS)
+        if key not in known:
+            raise RequestError(400, "unknown key", key, data[key], keys)
+    return data
+
+
+def _value(data: dict[str, Any], key: str, parse: Callable[[object], int]) -> int | None:
+    """Read one value of a body, None if it is not there."""
+    if key not in data:
+        return None
+    try:
+        return parse(data[key])
+    except units.UnitError as error:
+        raise RequestError(400, error.message, key, data[key], error.allowed) from None
+
+
+def parse_share_body(body: bytes) -> dict[str, int | None]:
+    """Give what a PUT of a share asks for, None for what it does not name.
+
+    Raises RequestError.
+    """
+    data = _object(body, ("min-rate", "max-rate", "weight"), SHARE_KEYS)
+    if not data:
+        raise RequestError(400, "nothing is to be changed", "body", data, SHARE_KEYS)
+    return {
+        "min_rate": _value(data, "min-rate", config.parse_min_rate),
+        "max_rate": _value(data, "max-rate", units.parse_rate),
+        "weight": _value(data, "weight", config.parse_weight),
+    }
+
+
+def parse_rate_body(body: bytes) -> int | None:
+    """Give the rate in bit/s that a PUT's body asks for, or None for unlimited.
+
+    Raises RequestError.
+    """
+    data = _object(body, ("rate", "rate_bps"), RATE_KEYS)
     if len(data) != 1:
         message = "rate is missing" if not data else "rate and rate_bps are both given"
         raise RequestError(400, message, "rate", None, f"either {RATE_KEYS}")

@@ -1,24 +1,39 @@
 """All tenants and all switches: reload, live changes of rates, status.
 
-The configuration is the file's, the rates are the file's or what was set since: a
-rate set live stays until the file is read again, through any number of re-syncs.
+The configuration is the file's; rates, and shares of ports, are the file's or what was
+set since: what is set live stays until the file is read again, through any number of
+re-syncs.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fbrates import plan as planning
 from fbrates import units
-from fbrates.config import Config, Destination, Network, Tenant, Vm, network_text
+from fbrates.config import (
+    Config,
+    Destination,
+    Network,
+    Share,
+    Tenant,
+    Vm,
+    check_port,
+    check_shares,
+    network_text,
+)
 from fbrates.loader import InvalidConfig
 from fbrates.plan import Numbers, Plan
+from fbrates.sharing import Member, MeterSample, Poller
 from fbrates.sync import REMEMBERED_ERRORS, Event, Message, SwitchError, SwitchSync, Waiter
+
+SHARED = "shared"
+"""What is shown in the place of the rate of a VM that shares a port's."""
 
 
 class UnknownName(LookupError):
@@ -41,6 +56,16 @@ class RateChange:
     new: int | None
     waiters: dict[str, Waiter] = field(default_factory=dict)
     """By datapath id, for the switches that have the meter."""
+
+
+@dataclass
+class ShareChange:
+    """What became of a request to change a VM's share, or a shared port's rate."""
+
+    old: Share | int
+    new: Share | int
+    waiters: dict[str, Waiter] = field(default_factory=dict)
+    """By datapath id, for the switches where somebody shares the port."""
 
 
 class Service:
@@ -67,7 +92,10 @@ class Service:
         self.config = read_config()
         self.numbers = Numbers.of(self.config)
         self.rates = self._file_rates()
+        self.shares = self.config.shares()
+        self.port_rates = dict(self.config.ports)
         self.switches: dict[int, SwitchSync] = {}
+        self.pollers: dict[int, Poller] = {}
         self.ignored_switches: set[int] = set()
         self.reloads = 0
         self.rate_changes = 0
@@ -89,7 +117,7 @@ class Service:
         switch = SwitchSync(
             datapath_id,
             send,
-            self._plan,
+            lambda ports: self._plan(poller, ports),
             lambda number: self.numbers.describe(number),
             (self.config.first_meter, self.config.last_meter),
             self._clock,
@@ -97,8 +125,11 @@ class Service:
             self._log,
             self._errors.setdefault(datapath_id, deque(maxlen=REMEMBERED_ERRORS)),
             self.config.resync_interval,
+            lambda meters: poller.adopt(meters),
         )
+        poller = Poller(switch, self._clock, self._log)
         self.switches[datapath_id] = switch
+        self.pollers[datapath_id] = poller
         self._log.info("switch %s: connected", switch.name)
         switch.connect()
         return switch
@@ -108,6 +139,7 @@ class Service:
         switch.disconnect()
         if self.switches.get(switch.datapath_id) is switch:
             del self.switches[switch.datapath_id]
+            del self.pollers[switch.datapath_id]
             self._log.warning("switch %s: disconnected", switch.name)
 
     def tick(self) -> None:
@@ -115,8 +147,55 @@ class Service:
         for switch in list(self.switches.values()):
             switch.tick()
 
-    def _plan(self, ports: Mapping[str, int]) -> Plan:
-        return planning.build(self.config, self.numbers, self.rates, ports)
+    def poll(self, switch: SwitchSync) -> float:
+        """Ask the switch for what its meters have counted, if that is due.
+
+        Gives the seconds after which to call again.
+        """
+        poller = self.pollers.get(switch.datapath_id)
+        return poller.poll() if poller is not None and poller.switch is switch else 1.0
+
+    def meter_stats(
+        self, switch: SwitchSync, xid: int, samples: Mapping[int, MeterSample], more: bool
+    ) -> None:
+        """Take (a part of) the switch's answer."""
+        poller = self.pollers.get(switch.datapath_id)
+        if poller is not None and poller.switch is switch:
+            poller.reply(xid, samples, more)
+
+    def _plan(self, poller: Poller, ports: Mapping[str, int]) -> Plan:
+        poller.configure(self._members(ports))
+        rates = ChainMap(poller.rates(), self.rates)  # type: ignore[arg-type]
+        return planning.build(self.config, self.numbers, rates, ports)
+
+    def _members(self, ports: Mapping[str, int]) -> dict[str, tuple[int, list[Member]]]:
+        """Give who shares which port on a switch with these ports."""
+        result: dict[str, tuple[int, list[Member]]] = {
+            name: (rate // 1000, []) for name, rate in self.port_rates.items()
+        }
+        numbers = self.numbers.meters
+        for tenant in self.config.tenants.values():
+            for vm in tenant.vms.values():
+                share = self.shares.get(vm.key)
+                if share is None or (vm.port is not None and vm.port not in ports):
+                    continue
+                capacity, members = result[share.port]
+                most = capacity if share.max_rate is None else share.max_rate // 1000
+                members.append(
+                    Member(
+                        vm.key,
+                        numbers[vm.key],
+                        share.min_rate // 1000,
+                        min(most, capacity),
+                        share.weight,
+                        tuple(
+                            numbers[item.key]
+                            for item in vm.destinations.values()
+                            if self.rates[item.key] is not None
+                        ),
+                    )
+                )
+        return result
 
     # Tenants and rates.
 
@@ -171,6 +250,69 @@ class Service:
         )
         return change
 
+    def set_share(
+        self,
+        vm: Vm,
+        min_rate: int | None = None,
+        max_rate: int | None = None,
+        weight: int | None = None,
+    ) -> ShareChange:
+        """Change what a VM that shares a port has a right to; None leaves as it is.
+
+        Raises ShareError if that cannot be honoured, and then nothing has changed.
+        """
+        old = self.shares[vm.key]
+        new = replace(
+            old,
+            min_rate=old.min_rate if min_rate is None else min_rate,
+            max_rate=old.max_rate if max_rate is None else max_rate,
+            weight=old.weight if weight is None else weight,
+        )
+        shares = {**self.shares, vm.key: new}
+        for error in check_shares(
+            new.port, self.port_rates[new.port], self._sharing(new.port, shares)
+        ):
+            raise error
+        self.shares = shares
+        self._log.info("%s: %s -> %s", vm.key, old, new)
+        return ShareChange(old, new, self._divide(new.port, vm.key))
+
+    def set_port_rate(self, name: str, rate: int) -> ShareChange:
+        """Change the rate of a shared port.
+
+        Raises UnknownName, and ShareError if it is too little for those who share it.
+        """
+        old = self.port_rate(name)
+        for error in check_port(rate, self._sharing(name, self.shares)):
+            raise error
+        self.port_rates[name] = rate
+        self._log.info(
+            "port %s: max-rate %s -> %s", name, units.format_rate(old), units.format_rate(rate)
+        )
+        return ShareChange(old, rate, self._divide(name))
+
+    def port_rate(self, name: str) -> int:
+        """Give the rate of a shared port; raises UnknownName."""
+        if name not in self.port_rates:
+            raise UnknownName("port", name, list(self.port_rates))
+        return self.port_rates[name]
+
+    @staticmethod
+    def _sharing(port: str, shares: Mapping[str, Share]) -> dict[str, Share]:
+        return {key: share for key, share in shares.items() if share.port == port}
+
+    def _divide(self, name: str, key: str | None = None) -> dict[str, Waiter]:
+        """Divide a port's rate anew where it is shared (by this VM)."""
+        self.rate_changes += 1
+        waiters = {}
+        for poller in self.pollers.values():
+            poller.configure(self._members(poller.switch.ports))
+            members = poller.ports[name].members
+            if poller.switch.audits and (key in members if key is not None else members):
+                waiter = waiters[poller.switch.name] = Waiter(self._event())
+                poller.divide(name, waiter)
+        return waiters
+
     def reload(self) -> dict[str, int]:
         """Read the file again; raises InvalidConfig, and then nothing has changed."""
         try:
@@ -182,10 +324,13 @@ class Service:
                 self._log.error("  %s", problem.text())
             raise
         old_keys = set(self.rates)
-        live = sum(self._file_rates()[key] != rate for key, rate in self.rates.items())
+        old, old_file = self._settings(), self._file_settings()
+        live = sum(old_file[key] != setting for key, setting in old.items())
         self.config = config
         self.numbers = Numbers.of(config)
-        old_rates, self.rates = self.rates, self._file_rates()
+        self.rates = self._file_rates()
+        self.shares, self.port_rates = config.shares(), dict(config.ports)
+        new = self._settings()
         self.reloads += 1
         self.last_reload_error = None
         for switch in list(self.switches.values()):
@@ -193,6 +338,7 @@ class Service:
                 self._log.warning("switch %s: no longer in 'switches', left as it is", switch.name)
                 switch.disconnect()
                 del self.switches[switch.datapath_id]
+                del self.pollers[switch.datapath_id]
                 self.ignored_switches.add(switch.datapath_id)
                 continue
             switch.resync_interval = config.resync_interval
@@ -202,7 +348,7 @@ class Service:
         result = {
             "added": len(keys - old_keys),
             "removed": len(old_keys - keys),
-            "rates_changed": sum(old_rates[key] != self.rates[key] for key in keys & old_keys),
+            "rates_changed": sum(old[key] != new[key] for key in new.keys() & old.keys()),
             "live_changes_dropped": live,
         }
         self._log.info("reloaded: %s", ", ".join(f"{k} {v}" for k, v in result.items()))
@@ -210,6 +356,15 @@ class Service:
 
     def _file_rates(self) -> dict[str, int | None]:
         return {limit.key: limit.rate for limit in self.config.limits()}
+
+    def _settings(self) -> dict[str, object]:
+        """Give all that can be set live: a VM's share in the place of its rate."""
+        ports = {f"port {name}": rate for name, rate in self.port_rates.items()}
+        return {**self.rates, **self.shares, **ports}
+
+    def _file_settings(self) -> dict[str, object]:
+        ports = {f"port {name}": rate for name, rate in self.config.ports.items()}
+        return {**self._file_rates(), **self.config.shares(), **ports}
 
     # What there is to see.
 
@@ -239,8 +394,18 @@ class Service:
 
     def limit_view(self, limit: Vm | Destination) -> dict[str, Any]:
         """A rate, the file's rate and the meter."""
-        rate = self.rates[limit.key]
         number = self.numbers.meters[limit.key]
+        if isinstance(limit, Vm) and limit.share is not None:
+            return {
+                "rate": SHARED,
+                "rate_bps": None,
+                "file_rate": SHARED,
+                "file_rate_bps": None,
+                "meter_id": number,
+                "switches": [s.name for s in self.switches.values() if number in s.meters],
+                "share": self.share_view(limit),
+            }
+        rate = self.rates[limit.key]
         return {
             "rate": units.format_rate(rate),
             "rate_bps": rate,
@@ -250,12 +415,48 @@ class Service:
             "switches": [s.name for s in self.switches.values() if number in s.meters],
         }
 
+    def share_view(self, vm: Vm) -> dict[str, Any]:
+        """Show what a VM that shares a port has a right to, has, and uses."""
+        share = self.shares[vm.key]
+        return {
+            **_share_settings(share),
+            "file": _share_settings(self.config.shares()[vm.key]),
+            "switches": {
+                poller.switch.name: poller.ports[share.port].view(vm.key)
+                for poller in self.pollers.values()
+                if share.port in poller.ports and vm.key in poller.ports[share.port].members
+            },
+        }
+
+    def port_view(self, name: str) -> dict[str, Any]:
+        """Show a shared port, and those who share it."""
+        rate, file_rate = self.port_rate(name), self.config.ports[name]
+        return {
+            "max-rate": units.format_rate(rate),
+            "max_rate_bps": rate,
+            "file_max-rate": units.format_rate(file_rate),
+            "file_max_rate_bps": file_rate,
+            "vms": {
+                vm.key: self.share_view(vm)
+                for tenant in self.config.tenants.values()
+                for vm in tenant.vms.values()
+                if vm.share is not None and vm.share.port == name
+            },
+        }
+
+    def ports_view(self) -> dict[str, Any]:
+        """Show all shared ports."""
+        return {name: self.port_view(name) for name in self.port_rates}
+
     def _destinations_view(self, destinations: dict[str, Destination]) -> dict[str, Any]:
         return {text: self.limit_view(item) for text, item in destinations.items()}
 
     def status_view(self) -> dict[str, Any]:
         """How it all is."""
-        switches = {switch.name: switch.status() for switch in self.switches.values()}
+        switches = {
+            switch.name: {**switch.status(), "sharing": self.pollers[number].view()}
+            for number, switch in self.switches.items()
+        }
         for datapath_id, errors in self._errors.items():
             if datapath_id not in self.switches:
                 switches[f"{datapath_id:016x}"] = {
@@ -297,3 +498,14 @@ class Service:
             ]
             for switch in self.switches.values()
         }
+
+
+def _share_settings(share: Share) -> dict[str, Any]:
+    return {
+        "port": share.port,
+        "min-rate": units.format_rate(share.min_rate),
+        "min_rate_bps": share.min_rate,
+        "max-rate": units.format_rate(share.max_rate),
+        "max_rate_bps": share.max_rate,
+        "weight": share.weight,
+    }

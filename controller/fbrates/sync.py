@@ -60,7 +60,14 @@ class FlowsRequest:
     """Ask for the flows whose cookie is ours."""
 
 
-Message = Change | PortsRequest | MetersRequest | FlowsRequest
+@dataclass(frozen=True)
+class MeterStatsRequest:
+    """Ask what a meter has counted, or all of them have (None)."""
+
+    meter: int | None = None
+
+
+Message = Change | PortsRequest | MetersRequest | FlowsRequest | MeterStatsRequest
 
 
 class Event(Protocol):
@@ -131,7 +138,13 @@ class SwitchSync:
         log: logging.Logger,
         errors: deque[SwitchError] | None = None,
         resync_interval: float = 10,
+        adopt: Callable[[Mapping[int, Meter]], None] | None = None,
     ) -> None:
+        """Take on a switch.
+
+        `adopt` is told of the meters that the first audit found, before the plan is
+        made again and carried out.
+        """
         self.datapath_id = datapath_id
         self.ports: dict[str, int] = {}
         self.meters: dict[int, Meter] = {}
@@ -148,6 +161,7 @@ class SwitchSync:
 
         self._send = send
         self._build_plan = build_plan
+        self._adopt = adopt
         self._clock = clock
         self._wall_clock = wall_clock
         self._log = log
@@ -319,6 +333,29 @@ class SwitchSync:
             self._held_waiters.append(waiter)
         return True
 
+    def set_meters(self, meters: Iterable[Meter], waiter: Waiter | None = None) -> None:
+        """Change meters of the plan at once, in this order; those it has not are left out.
+
+        Without a `waiter` no confirmation is asked for; errors are noted as ever.
+        """
+        for meter in meters:
+            if meter.id not in self.plan.meters:
+                continue
+            self.plan.meters[meter.id] = meter
+            if self.meters.get(meter.id, meter) != meter:
+                self._change(MeterMod(planning.MODIFY, meter), waiter)
+                if self._audit is not None:
+                    self._audit.changed.add(meter.id)
+        if waiter is not None:
+            self._next_waiters.append(waiter)
+            self._want_barrier()
+
+    def request_stats(self, meter: int | None = None) -> int:
+        """Ask what a meter has counted, or all have; gives the transaction id."""
+        xid = self._send(MeterStatsRequest(meter))
+        self._note(xid, "asking for meters' counters", None)
+        return xid
+
     def has_owner(self, number: int) -> bool:
         """Whether any planned flow belongs to the VM or destination with this number."""
         cookie = planning.COOKIE_PREFIX << planning.COOKIE_SHIFT | number
@@ -378,6 +415,9 @@ class SwitchSync:
         for number in audit.changed & audit.meters.keys():
             audit.meters[number] = self.meters[number]
         self.meters, self.flows = audit.meters, audit.flows
+        if self._adopt is not None and self.audits == 1:
+            self._adopt(self.meters)
+            self.plan = self._build_plan(self.ports)
         self._reconcile(found=True)
 
     def _reconcile(self, found: bool = False) -> None:
