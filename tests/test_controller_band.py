@@ -23,6 +23,21 @@ def shaping_of(world: World) -> set[Shaping | None]:
     return {meter.shaping for meter in world.switch.meters.values()}
 
 
+def test_drop_bands_if_the_file_says_so() -> None:
+    world = World("shaping: {band: drop}\n" + FILE)
+    world.switch.shapes = True
+    world.up()
+    assert shaping_of(world) == {None}
+    status = world.service.status_view()["switches"]["0000000000000001"]
+    assert (status["band"], status["no_shape_reason"]) == ("drop", "the file says so")
+    world.text = FILE
+    world.service.reload()
+    world.switch.run()
+    assert shaping_of(world) == {Shaping()}
+    status = world.service.status_view()["switches"]["0000000000000001"]
+    assert (status["band"], status["no_shape_reason"]) == ("shape", None)
+
+
 # The trial.
 
 
@@ -175,6 +190,8 @@ def test_no_times(value: object) -> None:
         ("{max_delay: 5ms, ecn_threshold: 5ms}", "shaping.ecn_threshold", "no packet waits"),
         ("{max_dela: 5ms}", "shaping.max_dela", "unknown key, did you mean max_delay?"),
         ("5ms", "shaping", "must be a mapping"),
+        ("{band: shape}", "shaping.band", "not one of the allowed words"),
+        ("{band: drop, max_delay: 5ms}", "shaping.max_delay", "a drop band cannot say this"),
     ],
 )
 def test_mistakes_in_the_file(shaping: str, field: str, message: str) -> None:

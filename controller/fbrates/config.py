@@ -111,7 +111,8 @@ class Config:
     switches: frozenset[int] | None = None
     unknown_sources: Literal["forward", "drop"] = "forward"
     forwarding: Forwarding = field(default_factory=Forwarding)
-    shaping: Shaping = field(default_factory=Shaping)
+    shaping: Shaping | None = field(default_factory=Shaping)
+    """None: drop bands, also where the switch has the shape band."""
     first_meter: int = 1
     last_meter: int = 65535
     resync_interval: int = 10
@@ -306,6 +307,7 @@ class _Defaults(_Model):
 
 
 class _Shaping(_Model):
+    band: Literal["auto", "drop"] = "auto"
     max_delay: _Duration = 0
     ecn_threshold: _Duration = 0
 
@@ -585,8 +587,18 @@ class _Resolver:
         burst = default if own == _UNSET else own
         return None if burst == _UNSET else burst
 
-    def shaping(self) -> Shaping:
+    def shaping(self) -> Shaping | None:
         given = self.file.shaping
+        if given.band == "drop":
+            for key in ("max_delay", "ecn_threshold"):
+                if getattr(given, key):
+                    self.complain(
+                        ("shaping", key),
+                        "a drop band cannot say this",
+                        f"{getattr(given, key)}us",
+                        "left out with band: drop",
+                    )
+            return None
         if given.max_delay and given.ecn_threshold >= given.max_delay:
             self.complain(
                 ("shaping", "ecn_threshold"),

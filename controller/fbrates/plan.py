@@ -115,6 +115,8 @@ class Plan:
     meters: dict[int, Meter] = field(default_factory=dict)
     flows: dict[FlowKey, Flow] = field(default_factory=dict)
     missing_ports: set[str] = field(default_factory=set)
+    shape: bool = False
+    """Whether the meters have shape bands."""
 
 
 @dataclass
@@ -214,7 +216,7 @@ class _Builder:
         self.numbers = numbers
         self.rates = rates
         self.ports = ports
-        self.plan = Plan()
+        self.plan = Plan(shape=self.shaping is not None)
 
     def build(self) -> Plan:
         for tenant in self.config.tenants.values():

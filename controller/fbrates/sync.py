@@ -432,7 +432,7 @@ class SwitchSync:
     def _know_shape(self, shapes: bool, reason: str | None) -> None:
         self.shapes, self.no_shape_reason = shapes, reason
         if shapes:
-            self._log.info("switch %s: meters have shape bands", self.name)
+            self._log.info("switch %s: has the shape band", self.name)
         else:
             self._log.warning(
                 "switch %s: no shape bands (%s): its meters have drop bands, which shape "
@@ -538,8 +538,10 @@ class SwitchSync:
         """Give the switch's part of GET /v1/status."""
         return {
             "connected": self.connected,
-            "band": None if self.shapes is None else "shape" if self.shapes else "drop",
-            "no_shape_reason": self.no_shape_reason,
+            "band": None if self.shapes is None else "shape" if self.plan.shape else "drop",
+            "no_shape_reason": "the file says so"
+            if self.shapes and not self.plan.shape
+            else self.no_shape_reason,
             "in_sync": self.in_sync and self._audit_clean(),
             "ports": len(self.ports),
             "missing_ports": sorted(self.plan.missing_ports),
