@@ -90,6 +90,7 @@ class Service:
             datapath_id,
             send,
             self._plan,
+            lambda: self.numbers.spare(self.config),
             lambda number: self.numbers.describe(number),
             (self.config.first_meter, self.config.last_meter),
             self._clock,
@@ -115,8 +116,8 @@ class Service:
         for switch in list(self.switches.values()):
             switch.tick()
 
-    def _plan(self, ports: Mapping[str, int]) -> Plan:
-        return planning.build(self.config, self.numbers, self.rates, ports)
+    def _plan(self, ports: Mapping[str, int], shape: bool) -> Plan:
+        return planning.build(self.config, self.numbers, self.rates, ports, shape)
 
     # Tenants and rates.
 
@@ -152,9 +153,10 @@ class Service:
         change = RateChange(limit, number, old, rate)
         self.rates[limit.key] = rate
         self.rate_changes += 1
-        meter = planning.meter_for(limit, number, rate)
         for switch in self.switches.values():
             waiter = Waiter(self._event())
+            shaping = self.config.shaping if switch.shapes else None
+            meter = planning.meter_for(limit, number, rate, shaping)
             if meter is not None and old is not None:
                 has_it = switch.set_meter(meter, waiter)
             else:
@@ -285,15 +287,22 @@ class Service:
                     "meter_id": meter.id,
                     "owner": self.numbers.describe(meter.id),
                     "flags": ["KBPS"] + (["BURST"] if meter.burst_kbit else []),
-                    "bands": [
-                        {
-                            "type": "DROP",
-                            "rate": meter.rate_kbps,
-                            "burst_size": meter.burst_kbit or 0,
-                        }
-                    ],
+                    "bands": [_band_view(meter)],
                 }
                 for _, meter in sorted(switch.meters.items())
             ]
             for switch in self.switches.values()
         }
+
+
+def _band_view(meter: planning.Meter) -> dict[str, Any]:
+    """Give a meter's band in the form of Ryu's ofctl_rest, which has no shape band."""
+    band: dict[str, Any] = {
+        "type": "DROP" if meter.shaping is None else "SHAPE",
+        "rate": meter.rate_kbps,
+        "burst_size": meter.burst_kbit or 0,
+    }
+    if meter.shaping is not None:
+        band["max_delay"] = meter.shaping.max_delay_us
+        band["ecn_threshold"] = meter.shaping.ecn_threshold_us
+    return band
