@@ -25,6 +25,7 @@ from ryu.ofproto import ofproto_v1_3 as ofp
 from ryu.ofproto import ofproto_v1_3_parser as parser
 from webob import Response as WebobResponse
 
+import shape_band
 from fbrates import config, metrics, plan, sync
 from fbrates.rest import MAX_BODY, Api, RequestError, Response, too_large
 from fbrates.service import Service
@@ -33,6 +34,8 @@ from fbrates.sharing import MeterSample
 CONFIG_VARIABLE = "FLOWBUNDLER_CONFIG"
 TICK = 0.5
 LOG = logging.getLogger("flowbundler")
+
+shape_band.install()
 
 
 class RyuRates(app_manager.RyuApp):
@@ -54,12 +57,7 @@ class RyuRates(app_manager.RyuApp):
         kwargs["wsgi"].register(
             RestController, {"api": self.api, "metrics": metrics.Metrics(self.service)}
         )
-        LOG.info(
-            "%s: %d rates; the switch shapes, rather than drops, with "
-            "other_config:meter-shaping=true",
-            filename,
-            len(self.service.rates),
-        )
+        LOG.info("%s: %d rates", filename, len(self.service.rates))
         RyuRates.instance = self
         hub.spawn(self._tick_forever)
 
@@ -255,7 +253,7 @@ def to_wire(datapath: Any, message: sync.Message) -> Any:
     match message:
         case plan.Barrier():
             return parser.OFPBarrierRequest(datapath)
-        case plan.MeterMod(command, meter):
+        case plan.MeterMod(command, meter) | sync.Trial(command, meter):
             return _meter_mod(datapath, command, meter)
         case plan.FlowMod(command, flow):
             return _flow_mod(datapath, command, flow)
@@ -287,7 +285,16 @@ def _meter_mod(datapath: Any, command: str, meter: plan.Meter) -> Any:
     flags = ofp.OFPMF_KBPS | (ofp.OFPMF_BURST if meter.burst_kbit is not None else 0)
     bands = []
     if command != plan.DELETE:
-        bands = [parser.OFPMeterBandDrop(rate=meter.rate_kbps, burst_size=meter.burst_kbit or 0)]
+        burst = meter.burst_kbit or 0
+        if meter.shaping is None:
+            bands = [parser.OFPMeterBandDrop(meter.rate_kbps, burst)]
+        else:
+            shaping = meter.shaping
+            bands = [
+                shape_band.ShapeBand(
+                    meter.rate_kbps, burst, shaping.max_delay_us, shaping.ecn_threshold_us
+                )
+            ]
     return parser.OFPMeterMod(datapath, _METER_COMMANDS[command], flags, meter.id, bands)
 
 
@@ -377,11 +384,16 @@ def meter_from_wire(item: Any) -> plan.Meter:
     """Translate an entry of a meter configuration reply."""
     flags = item.flags & ~ofp.OFPMF_STATS
     known = {ofp.OFPMF_KBPS, ofp.OFPMF_KBPS | ofp.OFPMF_BURST}
-    if flags not in known or len(item.bands) != 1 or item.bands[0].type != ofp.OFPMBT_DROP:
+    band = item.bands[0] if len(item.bands) == 1 else None
+    shaping = None
+    if isinstance(band, shape_band.ShapeBand):
+        shaping = config.Shaping(band.max_delay, band.ecn_threshold)
+    elif not isinstance(band, parser.OFPMeterBandDrop):
+        band = None
+    if flags not in known or band is None:
         return plan.Meter(item.meter_id, 0, foreign=f"flags {item.flags}, bands {item.bands}")
-    band = item.bands[0]
     burst = band.burst_size if flags & ofp.OFPMF_BURST else None
-    return plan.Meter(item.meter_id, band.rate, burst)
+    return plan.Meter(item.meter_id, band.rate, burst, shaping)
 
 
 def sample_from_wire(item: Any) -> MeterSample:

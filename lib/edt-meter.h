@@ -125,7 +125,9 @@ struct edt_limits {
                                  * EDT_MIN_RATE_PPS to EDT_MAX_RATE_PPS. */
     uint64_t burst;             /* In bytes, or in packets if 'per_packet': at
                                  * most EDT_MAX_BURST_BYTES or
-                                 * EDT_MAX_BURST_PACKETS; 0 if unset. */
+                                 * EDT_MAX_BURST_PACKETS; 0 if unset.  What
+                                 * takes longer than 2.3 hours at the rate
+                                 * counts as that. */
     uint64_t max_delay_us;      /* Longest wait, at most EDT_MAX_DELAY_US. */
     uint64_t ecn_threshold_us;  /* Wait above which packets are to be marked,
                                  * at most EDT_MAX_DELAY_US; 0 for none. */

@@ -93,6 +93,7 @@ class FakeSwitch:
         self.meters: dict[int, Meter] = {}
         self.flows: dict[FlowKey, Flow] = {}
         self.max_meters = 1 << 18
+        self.shapes = False  # Has it the shape band?
         self.sent: list[sync.Message] = []
         self.queue: list[tuple[int, sync.Message]] = []
         self.xid = 0
@@ -157,16 +158,18 @@ class FakeSwitch:
                     connection.error(xid, "UNKNOWN_METER")
             case plan.Barrier():
                 connection.barrier_reply(xid)
-            case MeterMod(command, meter):
+            case MeterMod(command, meter) | sync.Trial(command, meter):
                 exists = meter.id in self.meters
-                if command == plan.ADD and exists:
+                if command != plan.DELETE and meter.shaping and not self.shapes:
+                    connection.error(xid, "BAD_BAND")
+                elif command == plan.ADD and exists:
                     connection.error(xid, "METER_EXISTS")
                 elif command == plan.MODIFY and not exists:
                     connection.error(xid, "UNKNOWN_METER")
                 elif command == plan.ADD and len(self.meters) >= self.max_meters:
                     connection.error(xid, "OUT_OF_METERS")
                 else:
-                    plan.apply([message], self.meters, self.flows)
+                    plan.apply([MeterMod(command, meter)], self.meters, self.flows)
             case FlowMod(command, flow):
                 if command == plan.ADD and flow.meter is not None and flow.meter not in self.meters:
                     connection.error(xid, "INVALID_METER")

@@ -114,6 +114,15 @@ struct fixture {
 };
 
 static void
+fixture_init_limits(struct fixture *f, const struct edt_limits *limits,
+                    uint64_t now_ns)
+{
+    edt_meter_init(&f->meter, edt_params_create(limits));
+    edt_meter_reset(&f->meter, now_ns);
+    f->p = edt_meter_params(&f->meter);
+}
+
+static void
 fixture_init(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
              uint64_t max_delay_us, uint64_t now_ns)
 {
@@ -356,6 +365,71 @@ test_rate(void)
                 check_rate(rate, sizes[j], batches[k], 3000);
             }
         }
+    }
+}
+
+/* Meters that count packets: from idle, as many as the burst leave at once,
+ * and then one each 1/rate, whatever the batches they come in.  All of
+ * OpenFlow's rates are exact. */
+static void
+test_packets(void)
+{
+    const uint64_t s_ns = UINT64_C(1000000000);
+
+    for (unsigned int i = 0; i < rounds(5000); i++) {
+        const struct edt_limits limits = {
+            .per_packet = true,
+            .rate = EDT_MIN_RATE_PPS + choose_log(EDT_MAX_RATE_PPS),
+            .burst = choose(2) ? choose_log(100) : 0,
+            .max_delay_us = choose(2) ? EDT_MAX_DELAY_US
+                                      : 1 + choose_log(EDT_MAX_DELAY_US),
+        };
+        const uint64_t start_ns = choose_uptime();
+        const uint64_t max_wait_ns = limits.max_delay_us * 1000;
+        const uint64_t lead = MAX(limits.burst, 1) - 1;
+        uint64_t now_ns = start_ns;
+        struct fixture f;
+        uint64_t n = 0;
+
+        fixture_init_limits(&f, &limits, now_ns);
+        CHECK(f.p->gap_ns == MIN(s_ns / limits.rate, UINT32_MAX),
+              "gap of %"PRIu32" ns at %"PRIu64" packets/s", f.p->gap_ns,
+              limits.rate);
+        while (n < 300) {
+            size_t batch = 1 + choose(MAX_N);
+            struct edt_reservation r;
+            size_t admitted = reserve(&f, now_ns, 1, batch, &r);
+
+            for (size_t k = 0; k <= admitted && k < batch; k++) {
+                /* Ahead of or behind start_ns, exactly. */
+                __int128 exact = ((__int128) (n + k) - lead) * s_ns
+                                 / limits.rate;
+                __int128 error = (__int128) edt_reservation_edt_ns(
+                    &r, f.p, now_ns, k) - start_ns - exact;
+
+                /* The cost of a packet is rounded. */
+                __int128 slack = 2 + (exact < 0 ? -exact : exact) / 1000000;
+                CHECK(error >= -slack && error <= slack,
+                      "packet %"PRIu64" at %"PRIu64" packets/s departs "
+                      "%"PRId64" ns late", n + k, limits.rate,
+                      (int64_t) error);
+
+                __int128 wait = exact + start_ns - now_ns;
+                CHECK(k < admitted ? wait <= max_wait_ns + slack
+                                   : wait >= max_wait_ns - slack,
+                      "packet %"PRIu64" that would wait %"PRId64" ns is %s",
+                      n + k, (int64_t) wait,
+                      k < admitted ? "admitted" : "refused");
+            }
+            n += admitted;
+
+            /* On to when the next departs, before the meter is idle. */
+            if (n > lead) {
+                now_ns = MAX(now_ns,
+                             start_ns + (n - lead) * s_ns / limits.rate);
+            }
+        }
+        fixture_destroy(&f);
     }
 }
 
@@ -732,8 +806,9 @@ run_meters(struct fixture *meters, size_t n, struct nlattr *actions,
     }
 }
 
-/* 1 to 4 meters in a row: a packet has the latest of their EDTs, and each
- * meter's schedule has advanced by the packets that passed all of them. */
+/* 1 to 4 meters in a row, of which some count packets: a packet has the latest
+ * of their EDTs, and each meter's schedule has advanced by the packets that
+ * passed all of them. */
 static void
 test_chain(void)
 {
@@ -745,16 +820,23 @@ test_chain(void)
         struct nlattr *actions = actions_init(&buf, n_meters);
 
         for (size_t j = 0; j < n_meters; j++) {
-            uint64_t rate = 1000000 + choose_log(UINT64_C(100000000000));
-            uint64_t delay_us = choose_log(100000);
+            struct edt_limits limits = {
+                .rate = 1000000 + choose_log(UINT64_C(100000000000)),
+                .max_delay_us = choose_log(100000),
+            };
 
-            fixture_init(&f[j], rate, 0, delay_us, now_ns);
-            fixture_init(&twin[j], rate, 0, EDT_MAX_DELAY_US, now_ns);
+            if (choose(2)) {
+                limits.per_packet = true;
+                limits.rate = 100 + choose_log(10000000);
+            }
+            fixture_init_limits(&f[j], &limits, now_ns);
+            limits.max_delay_us = EDT_MAX_DELAY_US;
+            fixture_init_limits(&twin[j], &limits, now_ns);
         }
         for (unsigned int j = 0; j < 50; j++) {
             struct edt_stamp_result results[N_LINKS];
             size_t n = 1 + choose(MAX_N);
-            uint32_t ends[MAX_N];
+            uint32_t ends[MAX_N], counts[MAX_N];
             uint32_t bytes = 0;
             struct dp_packet_batch batch;
             struct edt_reservation r[N_LINKS];
@@ -764,6 +846,7 @@ test_chain(void)
                 uint32_t size = choose_frame();
 
                 ends[k] = bytes += size;
+                counts[k] = k + 1;
                 dp_packet_batch_add(&batch, packet_new(size));
             }
             run_meters(f, n_meters, actions, &batch, now_ns, results);
@@ -781,7 +864,8 @@ test_chain(void)
 
             for (size_t k = 0; left && k < n_meters; k++) {
                 CHECK(edt_meter_reserve(&twin[k].meter, twin[k].p, now_ns,
-                                        ends, left, &r[k]) == left,
+                                        twin[k].p->limits.per_packet
+                                        ? counts : ends, left, &r[k]) == left,
                       "a packet was admitted that would be too late");
                 CHECK(get_tat(&f[k]) == get_tat(&twin[k]),
                       "meter %"PRIuSIZE" of %"PRIuSIZE" is at %"PRIu64" rather"
@@ -794,8 +878,10 @@ test_chain(void)
                 uint32_t gap_ns = 0;
 
                 for (size_t m = 0; m < n_meters; m++) {
+                    bool per_packet = f[m].p->limits.per_packet;
+                    uint32_t before = per_packet ? k : k ? ends[k - 1] : 0;
                     uint64_t t = edt_reservation_edt_ns(&r[m], f[m].p, now_ns,
-                                                        k ? ends[k - 1] : 0);
+                                                        before);
 
                     if (t > edt_ns) {
                         edt_ns = t;
@@ -1339,6 +1425,7 @@ test_threads(void)
 static const struct test tests[] = {
     { "params", test_params },
     { "rate", test_rate },
+    { "packets", test_packets },
     { "never-early", test_never_early },
     { "burst", test_burst },
     { "max-delay", test_max_delay },

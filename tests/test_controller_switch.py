@@ -457,3 +457,36 @@ def test_a_switch_that_refuses_is_told(br0: Switch, controller: Start) -> None:
     running.in_sync(1)
     assert br0.meters("br0") == {**wanted(), a: 5_000}
     assert any(f"actions=meter:{a}," in flow for flow in br0.flows("br0"))
+
+
+def test_shape_bands(br0: Switch, controller: Start) -> None:
+    """The switch has them, so the meters do; and drop bands if the file says so."""
+    running = controller("shaping: {max_delay: 20ms, ecn_threshold: 5ms}\n" + FILE)
+    attach(br0, running)
+
+    def bands() -> set[str]:
+        text = br0.ofctl("dump-meters", "br0")
+        return set(re.findall(r"type=\w+|max_delay=\d+|ecn_threshold=\d+", text))
+
+    def band() -> str:
+        return str(running.get("/v1/status")["switches"]["0000000000000001"]["band"])
+
+    shape = {"type=shape", "max_delay=20000", "ecn_threshold=5000"}
+    assert (bands(), band()) == (shape, "shape")
+    # The trial's meter is gone, and what is read back is what was sent.
+    assert br0.meters("br0") == wanted()
+    quiet_audit(running)
+    assert "switch 0000000000000001: has the shape band" in running.log.read_text()
+    assert running.get("/v1/status")["switches"]["0000000000000001"]["errors"] == []
+
+    # Someone else's idea of a meter of ours.
+    br0.ofctl("mod-meter", "br0", f"meter={numbers()['blue/b']},kbps,band=type=drop,rate=100000")
+    wait_for("the shape band", lambda: bands() == shape)
+
+    flows = br0.flows("br0")
+    running.config.write_text("shaping: {band: drop}\n" + FILE)
+    assert ctl(running, "reload").returncode == 0
+    wait_for("drop bands", lambda: bands() == {"type=drop"})
+    running.in_sync(1)
+    assert band() == "drop"
+    assert (br0.meters("br0"), br0.flows("br0")) == (wanted(), flows)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from fbtest.netns import parse_snmp
+from fbtest.proc import wait_until
 from fbtest.testbed import Host, Testbed
 
 from shaping import MBIT, favour_pmds, write_results
@@ -120,6 +121,9 @@ def transfer(limit: Limit, vm: Host, to: Host, algorithm: str) -> Figures:
         trips = ping.result()
         result = tcp.result()
     assert not result.error, result.error
+    # PMD threads hand their coverage counters in once a second.
+    arrived = ip_counter(to, "netstat", "IpExt", "InCEPkts") - before[2]
+    wait_until(lambda: limit.marked() - before[3] >= arrived, "the switch's count of marks")
     assert len(trips.rtt_us) > 50, f"only {len(trips.rtt_us)} answers"
     return Figures(
         sampler.series(f"{to.name}.tx_bytes").rate(begin + WARM_UP, begin + WARM_UP + SECONDS),
@@ -188,9 +192,9 @@ def check(rate: int, threshold_us: int, without: Figures, marked: Figures) -> No
     assert good(marked, rate, threshold_us)
 
     # The receiver counts the marks that the switch does, except those of frames
-    # in flight; a wrong checksum would lose them.
-    assert marked.marked_by_switch > 0 and marked.header_errors == 0
-    assert marked.marked == pytest.approx(marked.marked_by_switch, rel=0.05, abs=20)
+    # that a driver's ring lost, see good(); a wrong checksum would lose all.
+    assert marked.marked > 0 and marked.header_errors == 0
+    assert 0 <= marked.marked_by_switch - marked.marked <= 10
     assert without.marked == without.marked_by_switch == 0
     # Nothing waits as long as without: some ms for a poll that is late, and a
     # window's growth in the round trip after the mark.

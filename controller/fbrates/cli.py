@@ -267,13 +267,14 @@ def status(options: argparse.Namespace) -> int:
                 (
                     name,
                     state if switch["connected"] else "disconnected",
+                    switch.get("band") or "-",
                     str(switch.get("meters", "-")),
                     str(switch.get("flows", "-")),
                     str(switch.get("repairs", "-")),
                     ", ".join(switch.get("missing_ports", [])) or "-",
                 )
             )
-        header = ("SWITCH", "STATE", "METERS", "FLOWS", "REPAIRS", "MISSING PORTS")
+        header = ("SWITCH", "STATE", "BAND", "METERS", "FLOWS", "REPAIRS", "MISSING PORTS")
         print(table(header, rows) if rows else "no switch is connected")
         for name, switch in answer["switches"].items():
             for error in switch["errors"]:

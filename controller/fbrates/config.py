@@ -122,6 +122,14 @@ class Forwarding:
 
 
 @dataclass(frozen=True)
+class Shaping:
+    """What shape bands say beside rate and burst, in us; 0 is the switch's default."""
+
+    max_delay_us: int = 0
+    ecn_threshold_us: int = 0
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole file, checked, with all defaults filled in."""
 
@@ -129,6 +137,8 @@ class Config:
     switches: frozenset[int] | None = None
     unknown_sources: Literal["forward", "drop"] = "forward"
     forwarding: Forwarding = field(default_factory=Forwarding)
+    shaping: Shaping | None = field(default_factory=Shaping)
+    """None: drop bands, also where the switch has the shape band."""
     first_meter: int = 1
     last_meter: int = 65535
     resync_interval: int = 10
@@ -352,6 +362,7 @@ _FixedRate = Annotated[int, _validator(units.parse_rate)]
 _MinRate = Annotated[int, _validator(parse_min_rate)]
 _Weight = Annotated[int, _validator(parse_weight)]
 _Burst = Annotated[int, _validator(units.parse_burst)]
+_Duration = Annotated[int, _validator(units.parse_duration)]
 _Name = Annotated[str, _validator(parse_name)]
 _Port = Annotated[str, _validator(parse_port)]
 _Mac = Annotated[str, _validator(parse_mac)]
@@ -400,6 +411,12 @@ class _Defaults(_Model):
     destination_burst: _Burst = _UNSET
 
 
+class _Shaping(_Model):
+    band: Literal["auto", "drop"] = "auto"
+    max_delay: _Duration = 0
+    ecn_threshold: _Duration = 0
+
+
 class _ForwardingEntry(_Model):
     to: _ForwardTo
     port: _Port
@@ -434,6 +451,7 @@ class _File(_Model):
         default_factory=lambda: _Forwarding(mode="normal")
     )
     meters: _Meters = Field(default_factory=_Meters)
+    shaping: _Shaping = Field(default_factory=_Shaping)
     resync_interval: Annotated[int, Field(ge=0, le=86400)] = 10
 
 
@@ -446,6 +464,8 @@ def _model_at(path: Path) -> type[_Model] | None:
             return _Defaults
         case ("meters",):
             return _Meters
+        case ("shaping",):
+            return _Shaping
         case ("forwarding",):
             return _Forwarding
         case ("forwarding", "entries", int()) | ("forwarding", int()):
@@ -601,6 +621,7 @@ class _Resolver:
             switches=file.switches,
             unknown_sources=file.unknown_sources,
             forwarding=self.forwarding(tenants),
+            shaping=self.shaping(),
             first_meter=file.meters.first,
             last_meter=file.meters.last,
             resync_interval=file.resync_interval,
@@ -729,6 +750,27 @@ class _Resolver:
     def burst(own: int, default: int) -> int | None:
         burst = default if own == _UNSET else own
         return None if burst == _UNSET else burst
+
+    def shaping(self) -> Shaping | None:
+        given = self.file.shaping
+        if given.band == "drop":
+            for key in ("max_delay", "ecn_threshold"):
+                if getattr(given, key):
+                    self.complain(
+                        ("shaping", key),
+                        "a drop band cannot say this",
+                        f"{getattr(given, key)}us",
+                        "left out with band: drop",
+                    )
+            return None
+        if given.max_delay and given.ecn_threshold >= given.max_delay:
+            self.complain(
+                ("shaping", "ecn_threshold"),
+                "no packet waits for that long",
+                f"{given.ecn_threshold}us",
+                f"less than shaping.max_delay, {given.max_delay}us",
+            )
+        return Shaping(given.max_delay, given.ecn_threshold)
 
     def forwarding(self, tenants: dict[str, Tenant]) -> Forwarding:
         given = self.file.forwarding

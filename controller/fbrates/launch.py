@@ -110,11 +110,16 @@ def _green() -> Any:
     import eventlet
 
     eventlet.monkey_patch()
+    fit_eventlet()
+    return eventlet
+
+
+def fit_eventlet() -> None:
+    """Give eventlet what Ryu 4.34 imports from it."""
     import eventlet.wsgi
 
     if not hasattr(eventlet.wsgi, "ALREADY_HANDLED"):
         eventlet.wsgi.ALREADY_HANDLED = object()
-    return eventlet
 
 
 def run(options: argparse.Namespace, eventlet: Any) -> int:

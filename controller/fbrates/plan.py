@@ -26,7 +26,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fbrates import ids
-from fbrates.config import Address, Config, Destination, Network, Tenant, Vm, network_text
+from fbrates.config import (
+    Address,
+    Config,
+    Destination,
+    Network,
+    Shaping,
+    Tenant,
+    Vm,
+    network_text,
+)
 
 COOKIE_PREFIX = 0xFB1D
 """The upper 16 bits of our flows' cookies; the lower 32 are the number of the owner."""
@@ -66,11 +75,13 @@ Match = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Meter:
-    """A meter with one drop band, or (`foreign`) one that is something else."""
+    """A meter with one drop band or shape band, or (`foreign`) one that is something else."""
 
     id: int
     rate_kbps: int
     burst_kbit: int | None = None
+    shaping: Shaping | None = None
+    """What its shape band says; None: it has a drop band."""
     foreign: str = ""
 
 
@@ -104,6 +115,8 @@ class Plan:
     meters: dict[int, Meter] = field(default_factory=dict)
     flows: dict[FlowKey, Flow] = field(default_factory=dict)
     missing_ports: set[str] = field(default_factory=set)
+    shape: bool = False
+    """Whether the meters have shape bands."""
 
 
 @dataclass
@@ -121,6 +134,11 @@ class Numbers:
         meters = ids.allocate(keys, config.first_meter, config.last_meter)
         tenants = ids.allocate(config.tenants, 1, 0x7FFFFFFF)
         return cls(meters, tenants, {number: key for key, number in meters.items()})
+
+    def spare(self, config: Config) -> int | None:
+        """Give a meter id of ours that nothing has, or None."""
+        ours = range(config.last_meter, config.first_meter - 1, -1)
+        return next((number for number in ours if number not in self.owners), None)
 
     def describe(self, number: int) -> str:
         """Name the owner of a meter id or of a cookie's lower half."""
@@ -156,9 +174,14 @@ Change = MeterMod | FlowMod | Barrier
 ADD, MODIFY, DELETE = "add", "modify", "delete"
 
 
-def meter_for(limit: Vm | Destination, number: int, rate: int | None) -> Meter | None:
-    """Give the meter of a VM or destination at `rate` bit/s; None if it is unlimited."""
-    return None if rate is None else Meter(number, rate // 1000, limit.burst)
+def meter_for(
+    limit: Vm | Destination, number: int, rate: int | None, shaping: Shaping | None = None
+) -> Meter | None:
+    """Give the meter of a VM or destination at `rate` bit/s; None if it is unlimited.
+
+    It has a shape band that says `shaping`, or without that a drop band.
+    """
+    return None if rate is None else Meter(number, rate // 1000, limit.burst, shaping)
 
 
 def build(
@@ -166,14 +189,17 @@ def build(
     numbers: Numbers,
     rates: Mapping[str, int | None],
     ports: Mapping[str, int],
+    shape: bool = False,
 ) -> Plan:
     """Give what a switch with these ports (name -> number) should have.
+
+    `shape` says that it has the shape band.
 
     `rates` has the rate in bit/s, or None for unlimited, of every VM and destination
     by key.  A VM whose port the switch does not have has nothing there, and its port
     is in the result's `missing_ports`.
     """
-    return _Builder(config, numbers, rates, ports).build()
+    return _Builder(config, numbers, rates, ports, shape).build()
 
 
 class _Builder:
@@ -183,12 +209,14 @@ class _Builder:
         numbers: Numbers,
         rates: Mapping[str, int | None],
         ports: Mapping[str, int],
+        shape: bool,
     ) -> None:
+        self.shaping = config.shaping if shape else None
         self.config = config
         self.numbers = numbers
         self.rates = rates
         self.ports = ports
-        self.plan = Plan()
+        self.plan = Plan(shape=self.shaping is not None)
 
     def build(self) -> Plan:
         for tenant in self.config.tenants.values():
@@ -221,7 +249,7 @@ class _Builder:
 
     def meter(self, limit: Vm | Destination) -> int | None:
         number = self.numbers.meters[limit.key]
-        meter = meter_for(limit, number, self.rates[limit.key])
+        meter = meter_for(limit, number, self.rates[limit.key], self.shaping)
         if meter is None:
             return None
         self.plan.meters[number] = meter

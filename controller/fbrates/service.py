@@ -117,7 +117,8 @@ class Service:
         switch = SwitchSync(
             datapath_id,
             send,
-            lambda ports: self._plan(poller, ports),
+            lambda ports, shape: self._plan(poller, ports, shape),
+            lambda: self.numbers.spare(self.config),
             lambda number: self.numbers.describe(number),
             (self.config.first_meter, self.config.last_meter),
             self._clock,
@@ -163,10 +164,10 @@ class Service:
         if poller is not None and poller.switch is switch:
             poller.reply(xid, samples, more)
 
-    def _plan(self, poller: Poller, ports: Mapping[str, int]) -> Plan:
+    def _plan(self, poller: Poller, ports: Mapping[str, int], shape: bool) -> Plan:
         poller.configure(self._members(ports))
         rates = ChainMap(poller.rates(), self.rates)  # type: ignore[arg-type]
-        return planning.build(self.config, self.numbers, rates, ports)
+        return planning.build(self.config, self.numbers, rates, ports, shape)
 
     def _members(self, ports: Mapping[str, int]) -> dict[str, tuple[int, list[Member]]]:
         """Give who shares which port on a switch with these ports."""
@@ -231,9 +232,10 @@ class Service:
         change = RateChange(limit, number, old, rate)
         self.rates[limit.key] = rate
         self.rate_changes += 1
-        meter = planning.meter_for(limit, number, rate)
         for switch in self.switches.values():
             waiter = Waiter(self._event())
+            shaping = self.config.shaping if switch.shapes else None
+            meter = planning.meter_for(limit, number, rate, shaping)
             if meter is not None and old is not None:
                 has_it = switch.set_meter(meter, waiter)
             else:
@@ -486,13 +488,7 @@ class Service:
                     "meter_id": meter.id,
                     "owner": self.numbers.describe(meter.id),
                     "flags": ["KBPS"] + (["BURST"] if meter.burst_kbit else []),
-                    "bands": [
-                        {
-                            "type": "DROP",
-                            "rate": meter.rate_kbps,
-                            "burst_size": meter.burst_kbit or 0,
-                        }
-                    ],
+                    "bands": [_band_view(meter)],
                 }
                 for _, meter in sorted(switch.meters.items())
             ]
@@ -509,3 +505,16 @@ def _share_settings(share: Share) -> dict[str, Any]:
         "max_rate_bps": share.max_rate,
         "weight": share.weight,
     }
+
+
+def _band_view(meter: planning.Meter) -> dict[str, Any]:
+    """Give a meter's band in the form of Ryu's ofctl_rest, which has no shape band."""
+    band: dict[str, Any] = {
+        "type": "DROP" if meter.shaping is None else "SHAPE",
+        "rate": meter.rate_kbps,
+        "burst_size": meter.burst_kbit or 0,
+    }
+    if meter.shaping is not None:
+        band["max_delay"] = meter.shaping.max_delay_us
+        band["ecn_threshold"] = meter.shaping.ecn_threshold_us
+    return band

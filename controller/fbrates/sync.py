@@ -2,10 +2,14 @@
 
 Life of a connection::
 
-    connect -> ask for ports -> audit -> reconcile -> in sync -+
-                                  ^                            |
-                                  +--- every resync_interval, -+
-                                       after an error or a silence
+    connect -> try the shape band, -> audit -> reconcile -> in sync -+
+               ask for ports            ^                            |
+                                        +--- every resync_interval, -+
+                                             after an error or a silence
+
+OpenFlow has no way to ask for bands of experimenters, so a meter with a *shape band* is
+added and deleted again, under an id of ours that nothing has.  A switch that refuses it
+gets drop bands.
 
 An *audit* asks the switch for its meters and for the flows with our cookie.
 *Reconcile* sends the differences to the plan, and a barrier.  Between audits the
@@ -33,6 +37,7 @@ from typing import Any, Protocol
 
 from fbrates import plan as planning
 from fbrates import units
+from fbrates.config import Shaping
 from fbrates.plan import Barrier, Change, Flow, FlowKey, FlowMod, Meter, MeterMod, Plan
 
 REPLY_TIMEOUT = 10.0
@@ -67,7 +72,15 @@ class MeterStatsRequest:
     meter: int | None = None
 
 
-Message = Change | PortsRequest | MetersRequest | FlowsRequest | MeterStatsRequest
+@dataclass(frozen=True)
+class Trial:
+    """Add or delete a meter to find out whether the switch takes it."""
+
+    command: str
+    meter: Meter
+
+
+Message = Change | Trial | PortsRequest | MetersRequest | FlowsRequest | MeterStatsRequest
 
 
 class Event(Protocol):
@@ -111,6 +124,14 @@ class SwitchError:
 
 
 @dataclass
+class _Trial:
+    add_xid: int
+    barrier_xid: int
+    started: float
+    error: str | None = None
+
+
+@dataclass
 class _Audit:
     meters_xid: int
     flows_xid: int
@@ -130,7 +151,8 @@ class SwitchSync:
         self,
         datapath_id: int,
         send: Callable[[Message], int],
-        build_plan: Callable[[Mapping[str, int]], Plan],
+        build_plan: Callable[[Mapping[str, int], bool], Plan],
+        spare_meter: Callable[[], int | None],
         describe: Callable[[int], str],
         meter_range: tuple[int, int],
         clock: Callable[[], float],
@@ -151,6 +173,9 @@ class SwitchSync:
         self.flows: dict[FlowKey, Flow] = {}
         self.plan = Plan()
         self.in_sync = False
+        self.shapes: bool | None = None
+        """Whether it has the shape band; None until that is known."""
+        self.no_shape_reason: str | None = None
         self.connected = True
         self.audits = 0
         self.repairs = 0
@@ -162,11 +187,13 @@ class SwitchSync:
         self._send = send
         self._build_plan = build_plan
         self._adopt = adopt
+        self._spare_meter = spare_meter
         self._clock = clock
         self._wall_clock = wall_clock
         self._log = log
         self._ports_xid: int | None = None
         self._asked_ports = 0.0
+        self._trial: _Trial | None = None
         self._audit: _Audit | None = None
         self._audited_at: float | None = None
         self._sent: OrderedDict[int, tuple[str, Waiter | None]] = OrderedDict()
@@ -191,6 +218,7 @@ class SwitchSync:
 
     def connect(self) -> None:
         """Start: the switch has just connected."""
+        self._try_shape()
         self._ask_ports()
 
     def disconnect(self) -> None:
@@ -211,8 +239,7 @@ class SwitchSync:
                 self._log.warning("switch %s: two ports are named %s", self.name, name)
         if not more:
             self._ports_xid = None
-            self.plan = self._build_plan(self.ports)
-            self.start_audit()
+            self._begin()
 
     def port_changed(self, name: str, number: int, deleted: bool) -> None:
         """Take a port-status message."""
@@ -253,6 +280,11 @@ class SwitchSync:
 
     def barrier_reply(self, xid: int) -> None:
         """Take the answer to a Barrier."""
+        if self._trial is not None and xid == self._trial.barrier_xid:
+            error, self._trial = self._trial.error, None
+            self._know_shape(error is None, error)
+            self._begin()
+            return
         if xid != self._barrier:
             return
         self._barrier = None
@@ -280,6 +312,9 @@ class SwitchSync:
 
     def error(self, xid: int, error: str) -> None:
         """Take an error message."""
+        if self._trial is not None and xid == self._trial.add_xid:
+            self._trial.error = error
+            return
         about, waiter = self._sent.get(xid, ("a message of another application", None))
         if xid not in self._sent:
             self._log.debug("switch %s: %s: %s", self.name, about, error)
@@ -308,8 +343,8 @@ class SwitchSync:
         """Bring the switch to a changed configuration or changed ports."""
         if waiter is not None:
             self._held_waiters.append(waiter)
-        if self._ports_xid is None:
-            self.plan = self._build_plan(self.ports)
+        if self._ready:
+            self.plan = self._plan()
             self._reconcile()
 
     def set_meter(self, meter: Meter, waiter: Waiter) -> bool:
@@ -318,7 +353,7 @@ class SwitchSync:
         For a meter that is only about to be added (the switch has just connected),
         the plan is changed, and the addition will have the new rate.
         """
-        if self._ports_xid is None and meter.id not in self.plan.meters:
+        if self._ready and meter.id not in self.plan.meters:
             return False
         if meter.id in self.plan.meters:
             self.plan.meters[meter.id] = meter
@@ -375,9 +410,11 @@ class SwitchSync:
     def tick(self) -> None:
         """Do what is due; to be called about twice a second."""
         now = self._clock()
-        if self._ports_xid is not None:
-            if now - self._asked_ports > REPLY_TIMEOUT:
-                self._ask_ports()
+        if self._trial is not None and now - self._trial.started > REPLY_TIMEOUT:
+            self._try_shape()
+        if self._ports_xid is not None and now - self._asked_ports > REPLY_TIMEOUT:
+            self._ask_ports()
+        if not self._ready:
             return
         if self._audit is not None and now - self._audit.started > REPLY_TIMEOUT:
             self._log.warning("switch %s: no answer to an audit, asking again", self.name)
@@ -399,6 +436,47 @@ class SwitchSync:
             self.start_audit()
 
     # Inside.
+
+    @property
+    def _ready(self) -> bool:
+        """Whether what a plan depends on is known."""
+        return self._ports_xid is None and self.shapes is not None
+
+    def _plan(self) -> Plan:
+        return self._build_plan(self.ports, bool(self.shapes))
+
+    def _begin(self) -> None:
+        """Audit for the first time, or after all ports were asked for again."""
+        if self._ready:
+            self.plan = self._plan()
+            self.start_audit()
+
+    def _try_shape(self) -> None:
+        number = self._spare_meter()
+        if number is None:
+            self._know_shape(False, "no meter id is left for a trial")
+            return
+        meter = Meter(number, 1, shaping=Shaping())
+        # Deleted first because an earlier trial may have been interrupted.
+        before = self._send(Trial(planning.DELETE, meter))
+        add = self._send(Trial(planning.ADD, meter))
+        after = self._send(Trial(planning.DELETE, meter))
+        barrier = self._send(Barrier())
+        for xid in (before, add, after, barrier):
+            self._note(xid, "trying the shape band", None)
+        self._trial = _Trial(add, barrier, self._clock())
+
+    def _know_shape(self, shapes: bool, reason: str | None) -> None:
+        self.shapes, self.no_shape_reason = shapes, reason
+        if shapes:
+            self._log.info("switch %s: has the shape band", self.name)
+        else:
+            self._log.warning(
+                "switch %s: no shape bands (%s): its meters have drop bands, which shape "
+                "with other_config:meter-shaping=true; 'shaping' of the file is not in force",
+                self.name,
+                reason,
+            )
 
     def _ask_ports(self) -> None:
         self.ports = {}
@@ -500,6 +578,10 @@ class SwitchSync:
         """Give the switch's part of GET /v1/status."""
         return {
             "connected": self.connected,
+            "band": None if self.shapes is None else "shape" if self.plan.shape else "drop",
+            "no_shape_reason": "the file says so"
+            if self.shapes and not self.plan.shape
+            else self.no_shape_reason,
             "in_sync": self.in_sync and self._audit_clean(),
             "ports": len(self.ports),
             "missing_ports": sorted(self.plan.missing_ports),

@@ -15,27 +15,34 @@ MIN_RATE = 1_000
 MAX_RATE = 400_000_000_000
 """The largest rate, in bit/s: what the shaper's arithmetic is exact up to."""
 
-MAX_BURST_KBIT = 0xFFFFFFFF
-"""The largest burst, in kbit: a meter band has 32 bits for it."""
+MAX_BURST_KBIT = 34_359_738
+"""The largest burst, in kbit: 4 GiB, what a switch takes in a shape band."""
 
 RATE_ALLOWED = (
     "1kbps to 400Gbps in whole kbit/s: a number with bps, kbps, Mbps or Gbps, "
     "or an integer of bit/s"
 )
 BURST_ALLOWED = (
-    "1kbit to 4294967295kbit in whole kbit (1000 bit): a number with bit, kbit, Mbit, B, kB or MB"
+    "1kbit to 34359738kbit in whole kbit (1000 bit): a number with bit, kbit, Mbit, B, kB or MB"
 )
+
+MAX_DURATION_US = 10_000_000
+"""The longest time, in us, that a switch lets a packet wait."""
+
+DURATION_ALLOWED = "1us to 10s in whole us: a number with us, ms or s"
 
 UNLIMITED = "unlimited"
 
 _SCALE = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _RATE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([kMG]?)bps)")
 _INTEGER = re.compile(r"[0-9]{1,30}")
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(us|ms|s)")
+_DURATION_SCALE = {"us": 1, "ms": 1_000, "s": 1_000_000}
 _BURST = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kM]?)(bit|B)")
 
 
 class UnitError(ValueError):
-    """A value that is not a rate or a size; ``allowed`` says what would be one."""
+    """A value that is not a rate, a size or a time; ``allowed`` says what would be one."""
 
     def __init__(self, message: str, allowed: str) -> None:
         super().__init__(message)
@@ -78,6 +85,18 @@ def parse_burst(value: object) -> int:
     if not 1 <= bits / 1_000 <= MAX_BURST_KBIT:
         raise UnitError("burst out of range", BURST_ALLOWED)
     return int(bits / 1_000)
+
+
+def parse_duration(value: object) -> int:
+    """Turn ``20ms`` or ``500us`` into us; raises UnitError."""
+    if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
+        raise UnitError("not a time", DURATION_ALLOWED)
+    us = Decimal(match[1]) * _DURATION_SCALE[match[2]]
+    if us % 1:
+        raise UnitError("time is not a whole number of us", DURATION_ALLOWED)
+    if not 1 <= us <= MAX_DURATION_US:
+        raise UnitError("time out of range", DURATION_ALLOWED)
+    return int(us)
 
 
 def format_rate(bps: int | None) -> str:

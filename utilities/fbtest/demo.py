@@ -184,7 +184,8 @@ class ControllerRun(Run):
             tenant = tenants.setdefault(vm.tenant, {"vms": {}})
             tenant["vms"][vm.name] = {"port": vm.name,
                                       "rate": _rate(vm.rates[0])}
-        return {"tenants": tenants}
+        band = "auto" if self.shaping else "drop"
+        return {"shaping": {"band": band}, "tenants": tenants}
 
     def start(self) -> None:
         """Write the file, start the controller, connect the bridge."""
