@@ -300,7 +300,8 @@ def test_ctl_says_what_is_wrong(br0: Switch, controller: Start) -> None:
     assert "blue" not in ctl(running, "show", "red").stdout
     done = ctl(running, "status")
     assert done.returncode == 0
-    assert re.search(r"^0000000000000001 +in sync +7 ", done.stdout, re.MULTILINE), done.stdout
+    row = r"^0000000000000001 +in sync +shape +7 "
+    assert re.search(row, done.stdout, re.MULTILINE), done.stdout
     assert json.loads(ctl(running, "status", "--json").stdout)["in_sync"] is True
 
 
