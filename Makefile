@@ -30,7 +30,7 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs ovs-stock venv probe demo check bench bench-quick install debian13 \
+.PHONY: all help deps ovs ovs-stock venv probe guest demo check bench bench-quick install debian13 \
 	clean root
 
 all: ovs
@@ -39,6 +39,7 @@ help:
 	@echo 'make           install packages, build OVS with our shaper into $(B)/'
 	@echo 'make venv      the Python environment of the controller and the tests'
 	@echo 'make probe     the plug-in for DPDK that records departures'
+	@echo 'make guest     QEMU and what it boots, for the tests with virtual machines (root)'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
 	@echo 'make check     run all tests (root)'
 	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
@@ -71,12 +72,17 @@ venv: deps
 probe: all
 	@$(MAKE) -s -C utilities/probe BUILD=$(BUILD)
 
+# Virtual machines for the tests: nothing else needs their packages.
+guest: root deps
+	@utilities/install-deps --guest
+	@utilities/guest-image $(BUILD)/guest
+
 demo: root all venv
 	@utilities/fb-demo
 
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
-check: root all venv probe
+check: root all venv probe guest
 	@$(FB_VENV)/bin/python -m pytest tests
 
 # What is measured, and how: docs/results.md.

@@ -915,6 +915,7 @@ fb_adopt(struct netdev_flowbundler *fb, struct flow_shaper *s,
         }
         fb->n_handed_off = 0;
         atomic_store_relaxed(&fb->attention, false);
+        shaper_thread_find_left(thread);
     }
     return s;
 }

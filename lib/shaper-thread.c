@@ -35,6 +35,11 @@
 /* Threads share out the pools evenly. */
 static atomic_count n_shaper_threads = ATOMIC_COUNT_INIT(0);
 
+/* What other threads than the one that polls a receive queue hold of it. */
+static atomic_uint64_t left_bytes[UINT16_MAX + 1];
+
+static void forget_left(struct shaper_thread *);
+
 /* Creates the state that the shapers of one thread share. */
 struct shaper_thread *
 shaper_thread_create(void)
@@ -51,6 +56,9 @@ shaper_thread_destroy(struct shaper_thread *thread)
         for (size_t i = 0; i < thread->n_pools; i++) {
             free(thread->pools[i].held_by_port);
         }
+        forget_left(thread);
+        free(thread->left);
+        free(thread->polled);
         free(thread->bytes_by_rxq);
         free(thread);
         atomic_count_dec(&n_shaper_threads);
@@ -146,6 +154,108 @@ shaper_thread_grow__(struct shaper_thread *thread, uint8_t pool_idx,
         thread->bytes_by_rxq = grow(thread->bytes_by_rxq, &thread->n_rxqs,
                                     source.rxq, sizeof *thread->bytes_by_rxq);
     }
+}
+
+/* Receive queues that have moved to another thread. */
+
+/* Takes back what 'thread' has told others about. */
+static void
+forget_left(struct shaper_thread *thread)
+{
+    uint64_t orig;
+
+    for (size_t i = 0; i < thread->n_left; i++) {
+        const struct shaper_left *left = &thread->left[i];
+
+        atomic_sub_relaxed(&left_bytes[left->rxq], left->told_bytes, &orig);
+    }
+    thread->n_left = 0;
+}
+
+static bool
+is_polled(const struct shaper_thread *thread, uint16_t rxq)
+{
+    for (size_t i = 0; i < thread->n_polled; i++) {
+        if (thread->polled[i] == rxq) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Finds the receive queues that others poll and that 'thread' holds packets
+ * of.  To be called when 'thread' has taken packets over from another one.
+ * Takes time in proportion to the receive queues that there are. */
+void
+shaper_thread_find_left(struct shaper_thread *thread)
+{
+    size_t allocated;
+    uint64_t orig;
+
+    forget_left(thread);
+    free(thread->left);
+    thread->left = NULL;
+    allocated = 0;
+    for (uint32_t rxq = SHAPER_NO_RXQ + 1; rxq < thread->n_rxqs; rxq++) {
+        uint64_t bytes = thread->bytes_by_rxq[rxq];
+
+        if (bytes && !is_polled(thread, rxq)) {
+            if (thread->n_left == allocated) {
+                thread->left = x2nrealloc(thread->left, &allocated,
+                                          sizeof *thread->left);
+            }
+            thread->left[thread->n_left].rxq = rxq;
+            thread->left[thread->n_left++].told_bytes = bytes;
+            atomic_add_relaxed(&left_bytes[rxq], bytes, &orig);
+        }
+    }
+}
+
+/* Makes 'rxqs', 'n' of them, the receive queues that 'thread' polls, and takes
+ * ownership of the array. */
+void
+shaper_thread_set_polled(struct shaper_thread *thread, uint16_t *rxqs,
+                         size_t n)
+{
+    free(thread->polled);
+    thread->polled = rxqs;
+    thread->n_polled = n;
+    shaper_thread_find_left(thread);
+}
+
+/* Does what shaper_thread_tell_left() does, if there is something to tell. */
+void
+shaper_thread_tell_left__(struct shaper_thread *thread)
+{
+    uint64_t orig;
+    size_t n = 0;
+
+    for (size_t i = 0; i < thread->n_left; i++) {
+        struct shaper_left left = thread->left[i];
+        uint64_t bytes = thread->bytes_by_rxq[left.rxq];
+
+        if (bytes != left.told_bytes) {
+            /* Modulo 2^64, so that it may also have become more. */
+            atomic_add_relaxed(&left_bytes[left.rxq], bytes - left.told_bytes,
+                               &orig);
+            left.told_bytes = bytes;
+        }
+        if (bytes) {
+            thread->left[n++] = left;
+        }
+    }
+    thread->n_left = n;
+}
+
+/* Returns the number of bytes that were received from 'rxq' and are held by
+ * threads that do not poll it, as these have told.  Thread-safe. */
+uint64_t
+shaper_rxq_left_bytes(uint16_t rxq)
+{
+    uint64_t bytes;
+
+    atomic_read_relaxed(&left_bytes[rxq], &bytes);
+    return bytes;
 }
 
 /* Identities of receive queues, in all threads. */

@@ -38,7 +38,9 @@ struct dp_packet;
  *    never stops other ports' receiving.
  *
  *  * Bytes by receive queue, so that a thread can stop polling a queue of
- *    which too much is waiting already.
+ *    which too much is waiting already.  When a queue moves from one thread to
+ *    another, the first may still hold packets of it.  These it goes on
+ *    counting, and tells the others once an iteration how many are left.
  *
  * Thread-safety: none, a struct shaper_thread belongs to one thread at a time.
  * shaper_rxq_id_alloc() and shaper_rxq_id_free() may be called by any.
@@ -70,10 +72,21 @@ struct shaper_pool {
     uint32_t n_ports;               /* Elements in 'held_by_port'. */
 };
 
+/* A receive queue that another thread polls, while this one holds packets that
+ * were received there. */
+struct shaper_left {
+    uint16_t rxq;
+    uint64_t told_bytes;            /* That other threads know of. */
+};
+
 struct shaper_thread {
     struct edt_finder meters;       /* Set by the owner; for fair meters. */
     uint64_t *bytes_by_rxq;
     uint32_t n_rxqs;                /* Elements in 'bytes_by_rxq'. */
+    uint16_t *polled;               /* Receive queues of the thread. */
+    size_t n_polled;
+    struct shaper_left *left;
+    size_t n_left;
     unsigned int n_threads;         /* That the budgets were computed for. */
     size_t n_pools;
     struct shaper_pool pools[SHAPER_MAX_POOLS];
@@ -85,6 +98,12 @@ void shaper_thread_destroy(struct shaper_thread *);
 uint8_t shaper_thread_pool(struct shaper_thread *, const struct dp_packet *);
 void shaper_thread_grow__(struct shaper_thread *, uint8_t pool_idx,
                           struct shaper_source);
+
+void shaper_thread_set_polled(struct shaper_thread *, uint16_t *rxqs,
+                              size_t n);
+void shaper_thread_find_left(struct shaper_thread *);
+void shaper_thread_tell_left__(struct shaper_thread *);
+uint64_t shaper_rxq_left_bytes(uint16_t rxq);
 
 uint16_t shaper_rxq_id_alloc(void);
 void shaper_rxq_id_free(uint16_t id);
@@ -137,13 +156,26 @@ shaper_thread_room(const struct shaper_thread *thread, uint8_t pool_idx,
            ? (pool->budget - pool->held - mine + 1) / 2 : 0;
 }
 
-/* Returns the number of bytes of packets that the shapers of 'thread' hold
- * and receive queue 'rxq' received, 0 for SHAPER_NO_RXQ. */
+/* Returns the number of bytes of packets that shapers hold and receive queue
+ * 'rxq', which 'thread' polls, received; 0 for SHAPER_NO_RXQ. */
 static inline uint64_t
 shaper_thread_rxq_bytes(const struct shaper_thread *thread, uint16_t rxq)
 {
-    return rxq < thread->n_rxqs && rxq != SHAPER_NO_RXQ
-           ? thread->bytes_by_rxq[rxq] : 0;
+    if (rxq == SHAPER_NO_RXQ) {
+        return 0;
+    }
+    return (rxq < thread->n_rxqs ? thread->bytes_by_rxq[rxq] : 0)
+           + shaper_rxq_left_bytes(rxq);
+}
+
+/* Tells other threads how many bytes 'thread' still holds that were received
+ * from queues that they poll now.  To be called once an iteration. */
+static inline void
+shaper_thread_tell_left(struct shaper_thread *thread)
+{
+    if (OVS_UNLIKELY(thread->n_left)) {
+        shaper_thread_tell_left__(thread);
+    }
 }
 
 #endif /* shaper-thread.h */

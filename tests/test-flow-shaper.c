@@ -1434,6 +1434,80 @@ test_budget(void)
     }
 }
 
+/* Threads hold packets of receive queues that move between them: the thread
+ * that polls a queue knows what all together hold. */
+static void
+test_queue_moves(void)
+{
+    enum { N_THREADS = 3, N_RXQS = 5, N_STEPS = 20000 };
+    uint64_t held[N_THREADS][N_RXQS] = { { 0 } };
+    struct shaper_thread *threads[N_THREADS];
+    unsigned int poller[N_RXQS] = { 0 };
+    uint16_t ids[N_RXQS];
+
+    for (int t = 0; t < N_THREADS; t++) {
+        threads[t] = shaper_thread_create();
+    }
+    for (int q = 0; q < N_RXQS; q++) {
+        ids[q] = shaper_rxq_id_alloc();
+    }
+    for (int step = 0; step < N_STEPS; step++) {
+        unsigned int q = choose(N_RXQS);
+        unsigned int t = choose(N_THREADS);
+        struct shaper_source source = { .port = q, .rxq = ids[q] };
+        unsigned int what = step ? choose(8) : 0;
+
+        if (!what) {
+            poller[q] = t;
+            for (t = 0; t < N_THREADS; t++) {
+                uint16_t *polled = xcalloc(N_RXQS, sizeof *polled);
+                size_t n = 0;
+
+                for (int i = 0; i < N_RXQS; i++) {
+                    if (poller[i] == t) {
+                        polled[n++] = ids[i];
+                    }
+                }
+                shaper_thread_set_polled(threads[t], polled, n);
+            }
+        } else if (what <= 3) {
+            uint32_t bytes = 1 + choose(MTU);
+
+            t = poller[q];
+            shaper_thread_count(threads[t], 0, source, bytes);
+            held[t][q] += bytes;
+        } else if (held[t][q]) {
+            uint64_t bytes = MIN(held[t][q], 1 + choose(2 * MTU));
+
+            shaper_thread_uncount(threads[t], 0, source, 0, bytes);
+            held[t][q] -= bytes;
+        }
+        for (t = 0; t < N_THREADS; t++) {
+            shaper_thread_tell_left(threads[t]);
+        }
+        for (q = 0; q < N_RXQS; q++) {
+            uint64_t bytes = shaper_thread_rxq_bytes(threads[poller[q]],
+                                                     ids[q]);
+            uint64_t expected = 0;
+
+            for (t = 0; t < N_THREADS; t++) {
+                expected += held[t][q];
+            }
+            CHECK(bytes == expected, "step %d: %"PRIu64" bytes wait of queue "
+                  "%u rather than %"PRIu64, step, bytes, q, expected);
+        }
+    }
+
+    /* A thread that ends takes back what it has told. */
+    for (int t = 0; t < N_THREADS; t++) {
+        shaper_thread_destroy(threads[t]);
+    }
+    for (int q = 0; q < N_RXQS; q++) {
+        CHECK(!shaper_rxq_left_bytes(ids[q]), "queue %d is left", q);
+        shaper_rxq_id_free(ids[q]);
+    }
+}
+
 /* Packets that nothing keeps. */
 static void
 test_bypass(void)
@@ -2335,6 +2409,7 @@ static const struct test tests[] = {
     { "backlog", test_backlog },
     { "flows", test_flows },
     { "budget", test_budget },
+    { "queue-moves", test_queue_moves },
     { "reconfigure", test_reconfigure },
     { "fewer-flows", test_fewer_flows },
     { "merge", test_merge },

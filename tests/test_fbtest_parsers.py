@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from fbtest import measure, netns, ovs, proc, traffic
+from fbtest import guest, measure, netns, ovs, proc, traffic, vhost
 
 DUMP_PORTS = """\
 OFPST_PORT reply (OF1.5) (xid=0x2): 3 ports
@@ -18,6 +18,13 @@ OFPST_PORT reply (OF1.5) (xid=0x2): 3 ports
   port  web: rx pkts=?, bytes=?, drop=?, errs=0, frame=?, over=?, crc=?
            tx pkts=1, bytes=2, drop=3, errs=0, coll=?
            duration=0.028s
+  port vm: rx pkts=5, bytes=50, drop=0, errs=?, frame=?, over=?, crc=?
+           tx pkts=6, bytes=60, drop=7, errs=?, coll=?
+           duration=4.269s
+           rx rfc2819 1_to_64_packets=0, 65_to_127_packets=5, broadcast_packets=0,
+           tx rfc2819 1_to_64_packets=0, 65_to_127_packets=6, broadcast_packets=0,
+           CUSTOM Statistics
+                      ovs_rx_qos_drops=8,
   port LOCAL: rx pkts=0, bytes=0, drop=0, errs=0, frame=0, over=0, crc=0
            tx pkts=0, bytes=0, drop=15135, errs=0, coll=0
            duration=4.024s
@@ -26,7 +33,10 @@ OFPST_PORT reply (OF1.5) (xid=0x2): 3 ports
 
 def test_dump_ports():
     ports = ovs.parse_dump_ports(DUMP_PORTS)
-    assert list(ports) == ["red-vm", "web", "LOCAL"]
+    assert list(ports) == ["red-vm", "web", "vm", "LOCAL"]
+    vm = ports["vm"]
+    assert (vm.rx_packets, vm.tx_packets, vm.tx_drop) == (5, 6, 7)
+    assert vm.custom["ovs_rx_qos_drops"] == 8
     red = ports["red-vm"]
     assert (red.rx_packets, red.rx_bytes, red.rx_drop) == (7, 700, 1)
     assert (red.tx_packets, red.tx_bytes, red.tx_drop) == (9, 900, 4)
@@ -199,3 +209,42 @@ def test_sampler_passes_errors_on():
 
     with pytest.raises(RuntimeError, match="gone"), measure.Sampler(read):
         pass
+
+
+TESTPMD_STOP = """\
+stop
+Telling cores to stop...
+
+  ---------------------- Forward statistics for port 0  ----------------------
+  RX-packets: 1              RX-dropped: 0             RX-total: 1
+  TX-packets: 2              TX-dropped: 3             TX-total: 5
+  ----------------------------------------------------------------------------
+
+  +++++++++++++++ Accumulated forward statistics for all ports+++++++++++++++
+  RX-packets: 10             RX-dropped: 0             RX-total: 10
+  TX-packets: 5077888        TX-dropped: 111345792     TX-total: 116423680
+  ++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++
+
+Done.
+"""
+
+
+def test_testpmd_counters():
+    assert vhost.parse_stop(TESTPMD_STOP) == vhost.TestpmdCounters(5077888, 111345792, 10)
+    with pytest.raises(ValueError, match="no statistics"):
+        vhost.parse_stop("stop\nPacket forwarding not started\n")
+
+
+def test_what_a_vm_needs_is_named(tmp_path, monkeypatch):
+    """A machine without QEMU, testpmd or the guest's image is told what to do."""
+    with pytest.raises(RuntimeError, match="vmlinuz is not there: run 'make guest'"):
+        guest.Guest(tmp_path / "s", address="10.0.0.1/24", mac="02:00:00:00:00:01", cpus={0},
+                    image=tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="dpdk-testpmd is not installed: run 'make guest'"):
+        vhost.Testpmd(tmp_path / "s", cpus={0}, directory=tmp_path)
+    for name in ("vmlinuz", "initrd"):
+        (tmp_path / name).touch()
+    with pytest.raises(RuntimeError, match="qemu-system-x86_64 is not installed: run 'make guest'"):
+        guest.Guest(tmp_path / "s", address="10.0.0.1/24", mac="02:00:00:00:00:01", cpus={0},
+                    image=tmp_path)

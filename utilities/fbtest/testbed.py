@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from .guest import Guest
 from .measure import Sampler
 from .netns import (
     Namespace,
@@ -37,6 +38,7 @@ from .ovs import Ovs
 from .pcap import FlowSpec, Packets, empty_pcap, read_pcap, write_flows
 from .proc import CommandError, group_nice, run, spare_cpus, wait_until
 from .traffic import IperfTcp, PingPong, UdpFlood
+from .vhost import Testpmd
 
 _serial = itertools.count()
 _device = itertools.count()
@@ -92,6 +94,13 @@ class Host:
     def retransmits(self) -> int:
         """TCP segments sent again by this host so far."""
         return self.ns.snmp()["Tcp"]["RetransSegs"]
+
+
+@dataclass
+class VhostPort(Port):
+    """A vhost-user port; the virtual machine listens on the socket `path`."""
+
+    path: Path
 
 
 @dataclass
@@ -189,16 +198,40 @@ class Testbed:
         if n_rxq > 1:
             args.append(f"options:n_rxq={n_rxq}")
         args += [f"{k}={v}" for k, v in options.items()]
+        port = Port(name, self._add_port(name, "dpdk", *args), devargs)
+        self.ports[name] = port
+        return port
+
+    def _add_port(self, name: str, port_type: str, *columns: str) -> int:
+        """Add a port; returns its OpenFlow number."""
         self.ovs.vsctl("add-port", self.bridge, name, "--", "set",
-                       "Interface", name, "type=dpdk", *args)
+                       "Interface", name, f"type={port_type}", *columns)
         error = self.ovs.get("Interface", name, "error")
         if error:
             self.ovs.vsctl("del-port", self.bridge, name)
             raise RuntimeError(f"port {name}: {error}")
-        number = self.ovs.get("Interface", name, "ofport")
-        port = Port(name, number, devargs)
+        return self.ovs.get("Interface", name, "ofport")
+
+    def vhost_port(self, name: str, **options: str | int) -> VhostPort:
+        """Add a port for a virtual machine, which may come before or after it.
+
+        The port (dpdkvhostuserclient) connects to the socket that the machine
+        listens on, again and again if need be.
+        """
+        path = self.dir / f"{name}.sock"
+        columns = [f"{k}={v}" for k, v in options.items()]
+        number = self._add_port(name, "dpdkvhostuserclient",
+                                f"options:vhost-server-path={path}", *columns)
+        port = VhostPort(name, number, "", path)
         self.ports[name] = port
         return port
+
+    def testpmd(self, port: VhostPort, **kwargs: Any) -> Testpmd:
+        """Start a virtual machine at `port` that can send; ready on return."""
+        vm = self._keep(Testpmd(port.path, cpus=self.cpus, directory=self.dir,
+                                **kwargs))
+        vm.wait_ready()
+        return vm
 
     def delete_port(self, name: str) -> None:
         """Take a port off the bridge."""
@@ -271,6 +304,22 @@ class Testbed:
         recorder = Recorder(port.name, port.number, port.devargs, path)
         self.ports[name] = recorder
         return recorder
+
+    def guest(self, port: VhostPort, **kwargs: Any) -> Guest:
+        """Boot a virtual machine at `port` in QEMU; ready on return.
+
+        The hosts and it know each other's MAC addresses.
+        """
+        self._subnet += 1
+        ip, mac = f"10.71.0.{self._subnet}", f"02:fb:00:01:00:{self._subnet:02x}"
+        guest = self._keep(Guest(port.path, address=f"{ip}/24", mac=mac,
+                                 cpus=self.cpus, **kwargs))
+        guest.wait_ready()
+        for host in self.hosts.values():
+            host.ns.ip("neighbor", "replace", ip, "lladdr", mac,
+                       "dev", INNER, "nud", "permanent")
+            guest.run(f"arp -s {host.ip} {host.mac}")
+        return guest
 
     # Forwarding without a controller.
 
