@@ -1474,7 +1474,7 @@ test_queue_moves(void)
             uint32_t bytes = 1 + choose(MTU);
 
             t = poller[q];
-            shaper_thread_count(threads[t], 0, source, bytes);
+            shaper_thread_count(threads[t], 0, source, 0, bytes);
             held[t][q] += bytes;
         } else if (held[t][q]) {
             uint64_t bytes = MIN(held[t][q], 1 + choose(2 * MTU));

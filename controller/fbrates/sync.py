@@ -495,7 +495,7 @@ class SwitchSync:
         self.meters, self.flows = audit.meters, audit.flows
         if self._adopt is not None and self.audits == 1:
             self._adopt(self.meters)
-            self.plan = self._build_plan(self.ports)
+            self.plan = self._plan()
         self._reconcile(found=True)
 
     def _reconcile(self, found: bool = False) -> None:
