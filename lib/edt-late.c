@@ -122,11 +122,11 @@ edt_late_count_drop(const struct edt_finder *finder, uint32_t meter_id,
     }
 }
 
-/* For packets that go to a port without a shaper at 'now_ns', where nothing can
- * wait: makes their meters, those that have yet to, reserve, and drops from
- * 'batch' the packets that these refuse, so that the port gets ahead of a rate
- * by no more than the meter's longest wait.  Returns a bitmap of the packets
- * that stay; the meters have counted the others.  Thread-safe. */
+/* For packets that go to a port without a shaper at 'now_ns', where nothing
+ * can wait: makes their meters, those that have yet to, reserve, and drops
+ * from 'batch' the packets that these refuse, so that the port gets ahead of a
+ * rate by no more than the meter's longest wait.  Returns a bitmap of the
+ * packets that stay; the meters have counted the others.  Thread-safe. */
 uint32_t
 edt_late_police(const struct edt_finder *finder,
                 struct dp_packet_batch *batch, uint64_t now_ns)

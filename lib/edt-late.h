@@ -32,17 +32,17 @@ struct edt_meter;
  * flow stands behind all that a bulk flow of the same tenant has sent before.
  *
  * A *fair* meter only leaves its name in a packet's stamp when the packet
- * arrives.  Packets wait in a FIFO for each of their flows, and a FIFO reserves
- * time of its meters only for the packets that it sends next: up to an MTU, its
- * turn, which leaves together as if it were one packet.  So each flow that has
- * packets waiting has one turn in the meter's schedule at any time, and the
- * flows share the rate equally, as with deficit round robin (Shreedhar and
- * Varghese, 1995), by however many threads and ports they leave.  A changed
- * rate applies to packets that wait already.
+ * arrives.  Packets wait in a FIFO for each of their flows, and a FIFO
+ * reserves time of its meters only for the packets that it sends next: up to
+ * an MTU, its turn, which leaves together as if it were one packet.  So each
+ * flow that has packets waiting has one turn in the meter's schedule at any
+ * time, and the flows share the rate equally, as with deficit round robin
+ * (Shreedhar and Varghese, 1995), by however many threads and ports they
+ * leave.  A changed rate applies to packets that wait already.
  *
- * A turn is reserved from the moment on at which the FIFO's previous packet was
- * due, not from the later one at which a poll has found it to be, so that late
- * polls take nothing from the rate. */
+ * A turn is reserved from the moment on at which the FIFO's previous packet
+ * was due, not from the later one at which a poll has found it to be, so that
+ * late polls take nothing from the rate. */
 
 /* Bits for which of a packet's two meters have yet to reserve. */
 enum {

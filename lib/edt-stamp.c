@@ -172,8 +172,8 @@ mark_late(struct dp_packet_batch *batch, const struct edt_params *p,
  * those of them that wait for longer than the threshold of 'p' and support
  * that, and deletes the others, giving their time back to the meters in
  * 'chain', which 'meter' then joins.  A fair meter admits all for now, unless
- * two others before it are fair: then it does as if it were not, and its rate is
- * kept all the same.  Stores what happened in '*result'. */
+ * two others before it are fair: then it does as if it were not, and its rate
+ * is kept all the same.  Stores what happened in '*result'. */
 void
 edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
                 const struct edt_params *p, uint32_t meter_id,

@@ -1742,10 +1742,10 @@ drain_send_turn(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
 }
 
 /* Drops the packets at the head of 'q', the first ready FIFO, that have
- * expired.  Returns true if there were any: then 'q' may be ready, still first,
- * or not.  (If it had to wait for its next turn after each of them, a FIFO that
- * holds more than its turns allow would have nothing but expired packets to
- * send.) */
+ * expired.  Returns true if there were any: then 'q' may be ready, still
+ * first, or not.  (If it had to wait for its next turn after each of them, a
+ * FIFO that holds more than its turns allow would have nothing but expired
+ * packets to send.) */
 static bool
 flow_expire(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
 {

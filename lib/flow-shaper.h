@@ -55,6 +55,10 @@ struct dp_packet_batch;
  *  * Fair: a FIFO gives at most one packet before all the others that are due
  *    have had a turn.
  *
+ *  * Shared by flows: packets of fair meters ("edt-late.h") wait in a FIFO for
+ *    each flow rather than each destination, and these meters give out their
+ *    time to FIFOs by turns.
+ *
  *  * Paced at departure: the port and each of its queues may have a rate,
  *    which applies when packets leave.  All threads together keep to it.
  *

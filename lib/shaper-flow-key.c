@@ -22,7 +22,7 @@
 #include "shaper-l3.h"
 
 /* Finds the first IP header of 'packet'.  Returns false if there is none that
- * is complete; otherwise stores its offset and ETH_TYPE_IP or ETH_TYPE_IPV6. */
+ * is complete; otherwise stores its offset and its Ethernet type. */
 static bool
 find_ip(const struct dp_packet *packet, size_t *ofs, uint16_t *type)
 {

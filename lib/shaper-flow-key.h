@@ -115,7 +115,8 @@ shaper_flow_key_extract(const struct dp_packet *packet,
         key->queue_id = packet->md.skb_priority;
         key->late = stamp->late;
         shaper_flow_key_set_flow__(key, packet);
-    } else if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN + IP_HEADER_LEN
+    } else if (OVS_LIKELY(dp_packet_size(packet)
+                          >= ETH_HEADER_LEN + IP_HEADER_LEN
                    && eth->eth_type == htons(ETH_TYPE_IP))) {
         const struct ip_header *ip = (const struct ip_header *) (eth + 1);
         ovs_be32 dst = get_16aligned_be32(&ip->ip_dst);

@@ -14,9 +14,9 @@
  * limitations under the License.
  */
 
-/* Tests of fair meters ("edt-late.h"), as they are used: meters stamp, a shaper
- * holds, and what leaves when is compared with what should.  Time is simulated;
- * rates are checked by token buckets. */
+/* Tests of fair meters ("edt-late.h"), as they are used: meters stamp, a
+ * shaper holds, and what leaves when is compared with what should.  Time is
+ * simulated; rates are checked by token buckets. */
 
 #include <config.h>
 #undef NDEBUG
@@ -299,7 +299,7 @@ run(uint64_t duration_ns, uint64_t poll_ns, size_t first, size_t n,
     }
 }
 
-/* Checks that in 'duration_ns' flow 'f' has got 'bps', to 'tolerance' of it. */
+/* Checks that 'f' has got 'bps' in 'duration_ns', to 'tolerance' of it. */
 static void
 check_rate(const struct test_flow *f, uint64_t duration_ns, double bps,
            double tolerance)
@@ -330,8 +330,8 @@ check_bursts(uint64_t burst_bytes, uint64_t poll_ns)
 
 /* Checks the totals of meters.  (A packet that waits for one of its two meters
  * may leave together with others that have waited for the other one, so there
- * is no such bound on bursts for chains.)  What has left had reserved time that
- * was no further ahead than the longest wait. */
+ * is no such bound on bursts for chains.)  What has left had reserved time
+ * that was no further ahead than the longest wait. */
 static void
 check_totals(uint64_t burst_bytes, uint64_t max_delay_ns)
 {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller_pipeline import FakeSwitch
@@ -319,6 +319,7 @@ def scenes(draw: st.DrawFn) -> list[Mapping[str, float]]:
 
 
 @settings(max_examples=60, deadline=None)
+@example([{"a": 0.0, "b": 0.0, "c": 0.0}, {"a": 0.0, "b": 190.0, "c": 107.0}])
 @given(scenes())
 def test_any_traffic(scene: list[Mapping[str, float]]) -> None:
     world = World()
@@ -334,7 +335,10 @@ def test_any_traffic(scene: list[Mapping[str, float]]) -> None:
         # of what those use who do not use up what they have.
         wanted = min(300.0, sum(min(rate, 300.0) for rate in offered.values()))
         content = sum(rate for n, rate in offered.items() if rate < 0.95 * rates[n])
-        assert passing >= wanted - 0.25 * content - 0.02 * 300
+        # One that uses 95 % or more counts as wanting more, even if it does not.
+        nearly = sum(rates[n] - rate for n, rate in offered.items()
+                     if 0.95 * rates[n] <= rate < rates[n])
+        assert passing >= wanted - 0.25 * content - nearly - 0.02 * 300
     for rates in world.history:
         assert all(rates[name] >= minimum for name, minimum in (("a", 100), ("b", 50), ("c", 50)))
 
