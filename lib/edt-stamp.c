@@ -171,7 +171,7 @@ mark_late(struct dp_packet_batch *batch, const struct edt_params *p,
  * id 'meter_id', at 'now_ns': stamps those that 'meter' admits, marks with CE
  * those of them that wait for longer than the threshold of 'p' and support
  * that, and deletes the others, giving their time back to the meters in
- * 'chain', which 'meter' then joins.  A fair meter admits all for now, unless
+ * 'chain', which 'meter' then joins.  A fair meter admits all of them, unless
  * two others before it are fair: then it does as if it were not, and its rate
  * is kept all the same.  Stores what happened in '*result'. */
 void

@@ -166,8 +166,8 @@ enum flow_state {
     FLOW_READY,                     /* Head is due, in its class's 'ready'. */
 };
 
-/* A FIFO. */
-struct flow_queue {
+/* A FIFO.  Most packets need nothing but its first two cache lines. */
+OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
     /* Written for each packet. */
     struct shaper_node node;
     enum flow_state state;
@@ -190,9 +190,8 @@ struct flow_queue {
     uint32_t gap_ns;
     uint64_t idle_since_ns;
 
-    /* If 'late': its meters reserve time for its next packets, its turn, when
-     * its last turn is over ("edt-late.h"). */
-    uint8_t late;                   /* EDT_LATE_*, also in 'key'. */
+    /* If 'key.late': its meters reserve time for its next packets, its turn,
+     * when its last turn is over ("edt-late.h"). */
     uint32_t n_bytes;               /* Held. */
     uint32_t turn_bytes;            /* Left of its turn. */
     bool in_turn;                   /* Has a part of it left? */
@@ -451,7 +450,7 @@ flow_head(const struct flow_queue *q)
 static inline uint64_t
 flow_head_edt(const struct flow_queue *q)
 {
-    return (OVS_UNLIKELY(q->late) && q->turn_bytes ? q->turn_edt_ns
+    return (OVS_UNLIKELY(q->key.late) && q->turn_bytes ? q->turn_edt_ns
             : flow_head(q)->edt_ns);
 }
 
@@ -588,7 +587,6 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     q->gap_ns = 0;
     q->level = 0;
     q->idle_since_ns = 0;
-    q->late = key->late;
     q->n_bytes = 0;
     q->turn_bytes = 0;
     q->in_turn = false;
@@ -672,7 +670,7 @@ static inline void
 flow_schedule_head(struct flow_shaper *s, struct flow_queue *q,
                    uint64_t since_ns, uint64_t now_ns)
 {
-    if (OVS_UNLIKELY(q->late)) {
+    if (OVS_UNLIKELY(q->key.late)) {
         flow_schedule_late(s, q, since_ns, now_ns);
     } else {
         flow_schedule(s, q, flow_head(q)->edt_ns, now_ns);
@@ -846,7 +844,7 @@ flow_drop_head(struct flow_shaper *s, struct flow_queue *q,
 
     flow_pop(s, q);
     held_uncount(s, q, &held);
-    if (q->late) {
+    if (q->key.late) {
         q->n_bytes -= held_bytes(&held);
         q->turn_bytes = 0;
         q->in_turn = false;
@@ -869,7 +867,7 @@ turn_init(const struct flow_queue *q, struct edt_turn *turn, uint64_t now_ns)
 
     turn->first_meter = q->key.first_meter;
     turn->last_meter = q->key.last_meter;
-    turn->late = q->late;
+    turn->late = q->key.late;
     turn->gap_ns = q->gap_ns;
     turn->arrival_ns = head->edt_ns;
     turn->first_bytes = turn->n_bytes = held_bytes(head);
@@ -1175,6 +1173,25 @@ struct arrival {
                                      * the shaper is closing)? */
 };
 
+/* Puts 'packet', received at 'source', at the end of 'q', with 'edt_ns' and
+ * 'info' (see held_info()).  The caller has counted it, or will. */
+static inline void ALWAYS_INLINE
+flow_append(struct flow_shaper *s, struct flow_queue *q,
+            struct dp_packet *packet, struct shaper_source source,
+            uint64_t edt_ns, uint32_t info, uint64_t now_ns)
+{
+    struct held_packet *held = flow_push(s, q);
+
+    held->packet = packet;
+    held->edt_ns = edt_ns;
+    held->source = source;
+    held->info = info;
+    if (q->state == FLOW_IDLE) {
+        ovs_list_remove(&q->list_node);
+        flow_schedule_head(s, q, edt_ns, now_ns);
+    }
+}
+
 /* Holds 'packet', which was received at 'source' and is that of 'a' or a part
  * of it, until 'edt_ns', taking ownership, or drops it and counts that.  'q'
  * is its FIFO if it exists.  Returns its FIFO if it holds it. */
@@ -1209,7 +1226,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         cause = SHAPER_DROP_BUDGET;
     } else if (!q && !(q = flow_create(s, &a->key, a->hash, a->class_idx))) {
         cause = SHAPER_DROP_FLOWS;
-    } else if (OVS_UNLIKELY(q->late) && !flow_may_hold(q, bytes)) {
+    } else if (OVS_UNLIKELY(q->key.late) && !flow_may_hold(q, bytes)) {
         cause = SHAPER_DROP_MAX_DELAY;
         edt_late_count_drop(&s->thread->meters, q->key.first_meter, bytes);
     } else {
@@ -1226,22 +1243,14 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         if (!stamped) {
             s->n_unstamped++;
             class->unstamped_bytes += bytes;
-        } else if (OVS_LIKELY(!q->late)) {
+        } else if (OVS_LIKELY(!q->key.late)) {
             flow_set_gap(s, q, packet->md.edt.gap_ns);
         } else {
             q->n_bytes += bytes;
         }
 
-        struct held_packet *held = flow_push(s, q);
-
-        held->packet = packet;
-        held->edt_ns = edt_ns;
-        held->source = source;
-        held->info = held_info(bytes, packet->source, pool, stamped);
-        if (q->state == FLOW_IDLE) {
-            ovs_list_remove(&q->list_node);
-            flow_schedule_head(s, q, edt_ns, now_ns);
-        }
+        flow_append(s, q, packet, source, edt_ns,
+                    held_info(bytes, packet->source, pool, stamped), now_ns);
         return q;
     }
 
@@ -1346,16 +1355,6 @@ struct bulk {
     uint8_t pool;                   /* In struct shaper_thread. */
 };
 
-static inline const void *
-packet_mempool(const struct dp_packet *packet OVS_UNUSED)
-{
-#ifdef DPDK_NETDEV
-    return packet->source == DPBUF_DPDK ? packet->mbuf.pool : NULL;
-#else
-    return NULL;
-#endif
-}
-
 /* Begins a bulk of packets like the first of 'batch', which is not empty. */
 static inline void
 bulk_init(const struct flow_shaper *s, struct bulk *bulk,
@@ -1369,7 +1368,7 @@ bulk_init(const struct flow_shaper *s, struct bulk *bulk,
     bulk->n = 0;
     bulk->bytes = 0;
     bulk->source = sources[0];
-    bulk->mempool = packet_mempool(first);
+    bulk->mempool = shaper_packet_mempool(first);
     bulk->pool = shaper_thread_pool(s->thread, first);
     bulk->room = MIN(backlog_room, shaper_thread_room(s->thread, bulk->pool,
                                                       bulk->source.port));
@@ -1401,26 +1400,19 @@ bulk_hold(struct flow_shaper *s, struct bulk *bulk, struct flow_queue *q,
 
     if (OVS_UNLIKELY(bulk->n >= bulk->room || packet->source == DPBUF_AFXDP
                      || stamp->late
-                     || packet_mempool(packet) != bulk->mempool
+                     || shaper_packet_mempool(packet) != bulk->mempool
                      || source.port != bulk->source.port
                      || source.rxq != bulk->source.rxq)) {
         return false;
     }
 
     uint32_t bytes = dp_packet_size(packet);
-    struct held_packet *held = flow_push(s, q);
 
-    held->packet = packet;
-    held->edt_ns = stamp->edt_ns;
-    held->source = source;
-    held->info = held_info(bytes, packet->source, bulk->pool, true);
     bulk->n++;
     bulk->bytes += bytes;
     flow_set_gap(s, q, stamp->gap_ns);
-    if (q->state == FLOW_IDLE) {
-        ovs_list_remove(&q->list_node);
-        flow_schedule(s, q, stamp->edt_ns, now_ns);
-    }
+    flow_append(s, q, packet, source, stamp->edt_ns,
+                held_info(bytes, packet->source, bulk->pool, true), now_ns);
     return true;
 }
 
@@ -1577,7 +1569,7 @@ reap_idle_flows(struct flow_shaper *s, uint64_t now_ns)
 static inline bool
 flow_lacks_turn(const struct flow_shaper *s, const struct flow_queue *q)
 {
-    return OVS_UNLIKELY(q->late) && !q->turn_bytes && !s->releasing;
+    return OVS_UNLIKELY(q->key.late) && !q->turn_bytes && !s->releasing;
 }
 
 /* Makes 'q', which the wheel had due at 'now_ns', ready if it is. */
@@ -1680,7 +1672,6 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     uint32_t bytes = held_bytes(head);
     uint64_t edt_ns = flow_head_edt(q);
     uint64_t late_ns = d->now_ns > edt_ns ? d->now_ns - edt_ns : 0;
-    uint64_t waited_ns = d->now_ns - head->edt_ns;  /* If 'q' is late. */
 
     if (OVS_UNLIKELY(d->kind != held_kind(head) || d->class != class
                      || d->source.port != head->source.port
@@ -1703,7 +1694,9 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
         s->n_unstamped--;
         class->unstamped_bytes -= bytes;
     }
-    if (OVS_UNLIKELY(late_ns > s->config->ecn_threshold_ns)) {
+    if (OVS_UNLIKELY(late_ns > s->config->ecn_threshold_ns
+                     || (q->key.late
+                         && d->now_ns - head->edt_ns > q->ecn_threshold_ns))) {
         mark_late(s, packet);
     }
     counter_add(&q->tx_packets, 1);
@@ -1713,11 +1706,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     d->full = dp_packet_batch_is_full(d->batch);
 
     flow_pop(s, q);
-    if (OVS_UNLIKELY(q->late)) {
-        if (waited_ns > q->ecn_threshold_ns
-            && late_ns <= s->config->ecn_threshold_ns) {
-            mark_late(s, packet);
-        }
+    if (OVS_UNLIKELY(q->key.late)) {
         q->n_bytes -= bytes;
         q->turn_bytes -= MIN(bytes, q->turn_bytes);
         q->in_turn = q->turn_bytes != 0;
@@ -1759,13 +1748,13 @@ flow_expire(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
     do {
         flow_drop_head(s, q, SHAPER_DROP_EXPIRED);
         d->full = ++d->n_expired >= MAX_EXPIRED;
-    } while (!d->full && q->n_packets && !q->late
+    } while (!d->full && q->n_packets && !q->key.late
              && d->now_ns > flow_head_edt(q) + limit_ns);
 
     if (!q->n_packets) {
         ovs_list_remove(&q->list_node);
         flow_becomes_idle(s, q, d->now_ns);
-    } else if (q->late || flow_head_edt(q) > d->now_ns) {
+    } else if (q->key.late || flow_head_edt(q) > d->now_ns) {
         ovs_list_remove(&q->list_node);
         flow_schedule_head(s, q, d->now_ns, d->now_ns);
     }
@@ -1833,7 +1822,7 @@ drain_due(struct flow_shaper *s, struct drain *d)
                 continue;
             }
             drain_send(s, q, flow_class(s, q), d);
-            if (OVS_UNLIKELY(q->late)) {
+            if (OVS_UNLIKELY(q->key.late)) {
                 drain_send_turn(s, q, d);
             }
         }
@@ -2233,7 +2222,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
                     flow_class(s, to)->unstamped_bytes += held_bytes(&held);
                 }
             }
-            if (to->late) {
+            if (to->key.late) {
                 to->n_bytes += held_bytes(&held);
             }
             *flow_push(s, to) = held;

@@ -79,13 +79,12 @@ shaper_thread_pool(struct shaper_thread *thread,
                    const struct dp_packet *packet)
 {
     unsigned int n_threads = atomic_count_get(&n_shaper_threads);
-    const void *pool = NULL;
+    const void *pool = shaper_packet_mempool(packet);
     uint32_t size = HEAP_BUDGET_PACKETS;
     size_t i;
 
 #ifdef DPDK_NETDEV
-    if (packet->source == DPBUF_DPDK) {
-        pool = packet->mbuf.pool;
+    if (pool) {
         size = packet->mbuf.pool->size;
     }
 #endif
@@ -126,8 +125,8 @@ shaper_thread_pool(struct shaper_thread *thread,
     return i;
 }
 
-/* Returns 'array', of '*n' elements of 'size' bytes, grown, with zeros, so that
- * it has an element number 'index'. */
+/* Returns 'array', of '*n' elements of 'size' bytes, grown, with zeros, so
+ * that it has an element number 'index'. */
 static void *
 grow(void *array, uint32_t *n, uint32_t index, size_t size)
 {

@@ -21,11 +21,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "dp-packet.h"
 #include "edt-late.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
-
-struct dp_packet;
 
 /* What the shapers of one thread hold, and on behalf of whom
  * ==========================================================
@@ -107,6 +106,18 @@ uint64_t shaper_rxq_left_bytes(uint16_t rxq);
 
 uint16_t shaper_rxq_id_alloc(void);
 void shaper_rxq_id_free(uint16_t id);
+
+/* Returns the pool that the buffer of 'packet' comes from, NULL for the
+ * heap. */
+static inline const void *
+shaper_packet_mempool(const struct dp_packet *packet OVS_UNUSED)
+{
+#ifdef DPDK_NETDEV
+    return packet->source == DPBUF_DPDK ? packet->mbuf.pool : NULL;
+#else
+    return NULL;
+#endif
+}
 
 /* Counts 'n' packets of together 'bytes' bytes, from 'source' and in pool
  * 'pool_idx', that begin to wait. */
