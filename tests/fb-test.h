@@ -86,6 +86,33 @@ choose_log(uint64_t n)
     return choose(MIN(2 * limit, n));
 }
 
+/* A leaky bucket that what is sent fills, to check a rate by. */
+struct leaky_bucket {
+    uint64_t rate_bps;
+    __int128 level;             /* Bytes times 8e9. */
+    __int128 max_level;
+    uint64_t last_ns;
+    uint64_t bytes;
+};
+
+static inline void
+leaky_bucket_add(struct leaky_bucket *b, uint64_t now_ns, uint64_t bytes)
+{
+    __int128 drained = (__int128) (now_ns - b->last_ns) * b->rate_bps;
+
+    b->level = b->level > drained ? b->level - drained : 0;
+    b->level += (__int128) bytes * 8000000000;
+    b->max_level = MAX(b->max_level, b->level);
+    b->last_ns = now_ns;
+    b->bytes += bytes;
+}
+
+static inline uint64_t
+leaky_bucket_max_bytes(const struct leaky_bucket *b)
+{
+    return b->max_level / 8000000000;
+}
+
 static void OVS_NO_RETURN
 usage(FILE *stream, const char *name, int status, const struct test *tests,
       size_t n_tests)

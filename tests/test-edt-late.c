@@ -43,33 +43,6 @@
 /* MLTW lets a packet wait for its slot, at most. */
 #define GRANULARITY_NS UINT64_C(65536)
 
-/* A limit that is checked: a bucket that drains at 'rate_bps'. */
-struct bucket {
-    uint64_t rate_bps;
-    __int128 level;             /* Bytes times 8e9. */
-    __int128 max_level;
-    uint64_t last_ns;
-    uint64_t bytes;
-};
-
-static void
-bucket_add(struct bucket *b, uint64_t now_ns, uint64_t bytes)
-{
-    __int128 drained = (__int128) (now_ns - b->last_ns) * b->rate_bps;
-
-    b->level = b->level > drained ? b->level - drained : 0;
-    b->level += (__int128) bytes * 8000000000;
-    b->max_level = MAX(b->max_level, b->level);
-    b->last_ns = now_ns;
-    b->bytes += bytes;
-}
-
-static uint64_t
-bucket_max_bytes(const struct bucket *b)
-{
-    return b->max_level / 8000000000;
-}
-
 /* Packets of one connection: which meters they pass, and what became of
  * them. */
 struct test_flow {
@@ -82,7 +55,7 @@ struct test_flow {
 };
 
 static struct edt_meter meters[MAX_METERS];
-static struct bucket buckets[MAX_METERS];
+static struct leaky_bucket buckets[MAX_METERS];
 static struct test_flow flows[MAX_FLOWS];
 static size_t n_flows;
 static uint64_t now_ns;
@@ -240,7 +213,8 @@ leave(const struct dp_packet *packet)
     f->bytes += dp_packet_size(packet);
     f->max_wait_ns = MAX(f->max_wait_ns, now_ns - arrivals[number[1]]);
     for (int i = 0; i < 3 && f->meters[i] >= 0; i++) {
-        bucket_add(&buckets[f->meters[i]], now_ns, dp_packet_size(packet));
+        leaky_bucket_add(&buckets[f->meters[i]], now_ns,
+                         dp_packet_size(packet));
     }
 }
 
@@ -318,13 +292,13 @@ static void
 check_bursts(uint64_t burst_bytes, uint64_t poll_ns)
 {
     for (int i = 0; i < MAX_METERS; i++) {
-        const struct bucket *b = &buckets[i];
+        const struct leaky_bucket *b = &buckets[i];
         uint64_t limit = MAX(burst_bytes, MTU) + MTU
                          + b->rate_bps * (poll_ns + GRANULARITY_NS) / 8e9;
 
-        CHECK(!b->rate_bps || bucket_max_bytes(b) <= limit,
+        CHECK(!b->rate_bps || leaky_bucket_max_bytes(b) <= limit,
               "meter %d let %"PRIu64" bytes through at once rather than "
-              "%"PRIu64, i, bucket_max_bytes(b), limit);
+              "%"PRIu64, i, leaky_bucket_max_bytes(b), limit);
     }
 }
 
@@ -336,7 +310,7 @@ static void
 check_totals(uint64_t burst_bytes, uint64_t max_delay_ns)
 {
     for (int i = 0; i < MAX_METERS; i++) {
-        const struct bucket *b = &buckets[i];
+        const struct leaky_bucket *b = &buckets[i];
         double limit = MAX(burst_bytes, MTU) + MTU
                        + b->rate_bps * (double) (now_ns - START_NS
                                                  + max_delay_ns) / 8e9;
@@ -378,7 +352,7 @@ test_share(void)
                        * (j == 3 ? 1500. / MTU : 1), 0.02);
         }
         check_bursts(0, poll_ns);
-        CHECK(bucket_max_bytes(&buckets[0]) && buckets[0].bytes * 8e9
+        CHECK(leaky_bucket_max_bytes(&buckets[0]) && buckets[0].bytes * 8e9
               > 0.998 * cases[i].bps * duration_ns,
               "%"PRIu64" of %.0f bytes", buckets[0].bytes,
               cases[i].bps / 8e9 * duration_ns);

@@ -1783,36 +1783,9 @@ test_garbage(void)
 
 /* Rates of port and queues. */
 
-/* A leaky bucket that what is sent fills. */
-struct bucket {
-    uint64_t rate_bps;
-    __int128 level;             /* Bytes times 8e9. */
-    __int128 max_level;
-    uint64_t last_ns;
-    uint64_t bytes;
-};
-
-static void
-bucket_add(struct bucket *b, uint64_t now_ns, uint64_t bytes)
-{
-    __int128 drained = (__int128) (now_ns - b->last_ns) * b->rate_bps;
-
-    b->level = b->level > drained ? b->level - drained : 0;
-    b->level += (__int128) bytes * 8000000000;
-    b->max_level = MAX(b->max_level, b->level);
-    b->last_ns = now_ns;
-    b->bytes += bytes;
-}
-
-static uint64_t
-bucket_max_bytes(const struct bucket *b)
-{
-    return b->max_level / 8000000000;
-}
-
 struct flood_result {
-    struct bucket port;
-    struct bucket queues[MAX_QUEUES];   /* By index in the options. */
+    struct leaky_bucket port;
+    struct leaky_bucket queues[MAX_QUEUES];   /* By index in the options. */
 };
 
 /* Floods the queues in 'o', or queue 0 if there are none, by flows with and
@@ -1870,8 +1843,8 @@ flood(const struct options *o, uint64_t duration_ns, uint64_t poll_ns,
                 uint32_t size = r->size + o->overhead_bytes;
 
                 backlog[queue]--;
-                bucket_add(&result->port, w.now_ns, size);
-                bucket_add(&result->queues[queue], w.now_ns, size);
+                leaky_bucket_add(&result->port, w.now_ns, size);
+                leaky_bucket_add(&result->queues[queue], w.now_ns, size);
             }
             dp_packet_delete_batch(&batch, true);
         }
@@ -1891,7 +1864,7 @@ flood(const struct options *o, uint64_t duration_ns, uint64_t poll_ns,
 /* Checks that 'b', to which 'rate' (in bit/s) applies, has had just that, and
  * never more than 'burst' bytes of it at once. */
 static void
-check_rate(const struct bucket *b, const char *name, uint64_t rate,
+check_rate(const struct leaky_bucket *b, const char *name, uint64_t rate,
            uint64_t duration_ns, uint64_t burst)
 {
     uint64_t exact = (__int128) rate * duration_ns / 8000000000;
@@ -1900,8 +1873,9 @@ check_rate(const struct bucket *b, const char *name, uint64_t rate,
     CHECK(b->bytes <= exact + slack && b->bytes + slack >= exact,
           "%s sent %"PRIu64" bytes in %"PRIu64" ms rather than %"PRIu64,
           name, b->bytes, (uint64_t) (duration_ns / MS), exact);
-    CHECK(!b->rate_bps || bucket_max_bytes(b) <= burst, "%s sent a burst of "
-          "%"PRIu64" bytes, more than %"PRIu64, name, bucket_max_bytes(b),
+    CHECK(!b->rate_bps || leaky_bucket_max_bytes(b) <= burst,
+          "%s sent a burst of %"PRIu64" bytes, more than %"PRIu64,
+          name, leaky_bucket_max_bytes(b),
           burst);
 }
 
