@@ -2163,8 +2163,8 @@ struct merge_aux {
     struct flow_shaper *to;
 };
 
-/* Gives the packets of 'q', a FIFO of 'from', to the shaper in 'aux', ahead of
- * those that it holds for the same FIFO. */
+/* Gives the packets of 'q', a FIFO of 'from', to the shaper in 'aux', among
+ * those that it holds for the same FIFO in the order of their EDTs. */
 static void
 merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
 {
@@ -2172,7 +2172,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
     struct flow_shaper *s = aux->to;
     uint16_t class_idx = config_class(s->config, q->key.queue_id);
     struct flow_queue *to;
-    struct flow_queue younger;
+    struct flow_queue mine;
 
     if (!q->n_packets) {
         return;
@@ -2192,8 +2192,11 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
         to->gap_ns = q->gap_ns;
     }
 
-    /* Older packets first, then what 'to' had. */
-    younger = *to;
+    /* Each of the two may hold packets that came between those of the other:
+     * a receive queue can leave a thread and come back to it.  Their meters
+     * (or, for unstamped packets, the clock) gave them times in the order in
+     * which they came. */
+    mine = *to;
     to->n_packets = 0;
     to->n_bytes = 0;
     if (q->turn_bytes) {
@@ -2202,66 +2205,65 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
                           : q->turn_edt_ns;
         to->turn_bytes += q->turn_bytes;
     }
-    for (int i = 0; i < 2; i++) {
-        struct flow_shaper *owner = i ? s : from;
-        struct flow_queue *src = i ? &younger : q;
+    while (q->n_packets || mine.n_packets) {
+        bool is_mine = !q->n_packets
+                       || (mine.n_packets && (flow_head(&mine)->edt_ns
+                                              < flow_head(q)->edt_ns));
+        struct flow_queue *src = is_mine ? &mine : q;
+        struct held_packet held = *flow_head(src);
 
-        while (src->n_packets) {
-            struct held_packet held = *flow_head(src);
-
-            flow_pop(owner, src);
-            if (!i) {
-                held_uncount(from, q, &held);
-                held_set_pool(&held, s->thread);
-                shaper_thread_count(s->thread, held_pool(&held), held.source,
-                                    1, held_bytes(&held));
-                s->n_held++;
-                s->held_bytes += held_bytes(&held);
-                if (!held_is_stamped(&held)) {
-                    s->n_unstamped++;
-                    flow_class(s, to)->unstamped_bytes += held_bytes(&held);
-                }
+        flow_pop(is_mine ? s : from, src);
+        if (!is_mine) {
+            held_uncount(from, q, &held);
+            held_set_pool(&held, s->thread);
+            shaper_thread_count(s->thread, held_pool(&held), held.source, 1,
+                                held_bytes(&held));
+            s->n_held++;
+            s->held_bytes += held_bytes(&held);
+            if (!held_is_stamped(&held)) {
+                s->n_unstamped++;
+                flow_class(s, to)->unstamped_bytes += held_bytes(&held);
             }
-            if (to->key.late) {
-                to->n_bytes += held_bytes(&held);
-            }
-            *flow_push(s, to) = held;
         }
+        if (to->key.late) {
+            to->n_bytes += held_bytes(&held);
+        }
+        *flow_push(s, to) = held;
     }
 }
 
-/* Moves all that 'older', which is detached, holds to 's' and adds its
- * counters.  In each FIFO the packets of 'older' go first.  The caller
- * destroys 'older'. */
+/* Moves all that 'other', which is detached, holds to 's' and adds its
+ * counters.  In each FIFO packets go in the order of their EDTs, those of
+ * 'other' first among equals.  The caller destroys 'other'. */
 void
-flow_shaper_merge(struct flow_shaper *s, struct flow_shaper *older,
+flow_shaper_merge(struct flow_shaper *s, struct flow_shaper *other,
                   uint64_t now_ns)
 {
     struct merge_aux aux = { s };
 
     unschedule_all(s);
-    unschedule_all(older);
-    flows_for_each(older, merge_cb, &aux);
+    unschedule_all(other);
+    flows_for_each(other, merge_cb, &aux);
     flows_for_each(s, reschedule_cb, &now_ns);
 
     for (size_t i = 0; i < SHAPER_BACKLOG; i++) {
-        counter_add(&s->counters[i], counter_get(&older->counters[i]));
+        counter_add(&s->counters[i], counter_get(&other->counters[i]));
     }
     for (size_t i = 0; i < SHAPER_BATCH_BINS; i++) {
-        counter_add(&s->batch_size[i], counter_get(&older->batch_size[i]));
+        counter_add(&s->batch_size[i], counter_get(&other->batch_size[i]));
     }
     for (size_t i = 0; i < SHAPER_LATENESS_BINS; i++) {
-        counter_add(&s->lateness[i], counter_get(&older->lateness[i]));
+        counter_add(&s->lateness[i], counter_get(&other->lateness[i]));
     }
-    for (size_t i = 0; i < older->n_classes; i++) {
-        uint16_t idx = config_class(s->config, older->classes[i].queue_id);
+    for (size_t i = 0; i < other->n_classes; i++) {
+        uint16_t idx = config_class(s->config, other->classes[i].queue_id);
 
         counter_add(&s->classes[idx].tx_packets,
-                    counter_get(&older->classes[i].tx_packets));
+                    counter_get(&other->classes[i].tx_packets));
         counter_add(&s->classes[idx].tx_bytes,
-                    counter_get(&older->classes[i].tx_bytes));
+                    counter_get(&other->classes[i].tx_bytes));
         counter_add(&s->classes[idx].drops,
-                    counter_get(&older->classes[i].drops));
+                    counter_get(&other->classes[i].drops));
     }
     publish_gauges(s);
 }

@@ -204,7 +204,7 @@ size_t flow_shaper_backlog(const struct flow_shaper *);
 void flow_shaper_detach(struct flow_shaper *);
 void flow_shaper_attach(struct flow_shaper *, struct shaper_thread *,
                         unsigned int core_id);
-void flow_shaper_merge(struct flow_shaper *, struct flow_shaper *older,
+void flow_shaper_merge(struct flow_shaper *, struct flow_shaper *other,
                        uint64_t now_ns);
 
 void flow_shaper_get_stats(const struct flow_shaper *, struct shaper_stats *);

@@ -1150,7 +1150,7 @@ test_fewer_flows(void)
     }
 }
 
-/* What an older shaper of the same port holds goes first. */
+/* What two shapers of the same port hold goes in the order of its EDTs. */
 static void
 test_merge(void)
 {
@@ -1206,16 +1206,21 @@ test_merge(void)
             w[1].classes[k].drops += w[0].classes[j].drops;
         }
         for (size_t j = 0; j < n_flows; j++) {
-            struct fifo *older = &w[0].flows[j];
+            const struct fifo *other = &w[0].flows[j];
             struct fifo *f = &w[1].flows[j];
-            size_t head = f->head, tail = f->tail;
+            size_t mine = f->head, theirs = other->head;
+            size_t tail = f->tail;
 
-            f->max_gap_ns = MAX(f->max_gap_ns, older->max_gap_ns);
-            for (size_t k = older->head; k < older->tail; k++) {
-                world_hold(&w[1], older->numbers[k]);
-            }
-            for (size_t k = head; k < tail; k++) {
-                fifo_append(f, f->numbers[k]);
+            f->max_gap_ns = MAX(f->max_gap_ns, other->max_gap_ns);
+            while (mine < tail || theirs < other->tail) {
+                if (theirs == other->tail
+                    || (mine < tail
+                        && records[f->numbers[mine]].edt_ns
+                           < records[other->numbers[theirs]].edt_ns)) {
+                    fifo_append(f, f->numbers[mine++]);
+                } else {
+                    world_hold(&w[1], other->numbers[theirs++]);
+                }
             }
             f->head = tail;
         }
