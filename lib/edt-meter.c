@@ -18,6 +18,8 @@
 
 #include "edt-meter.h"
 
+#include <math.h>
+
 #include "util.h"
 
 BUILD_ASSERT_DECL(EDT_STALE_TICKS < UINT64_MAX / 4);
@@ -112,16 +114,49 @@ edt_meter_reset(struct edt_meter *meter, uint64_t now_ns)
                          - (UINT64_MAX / 2 - EDT_STALE_TICKS) / 2);
 }
 
-/* Makes 'meter' follow 'params' (NULL to assign no EDTs) from now on and takes
- * ownership.  What has been reserved stays as it is. */
+/* Takes what 'meter' has reserved beyond any EDT that 'old' can have given at
+ * 'now_ns', which is for the last packets themselves, at the rate of 'new' if
+ * that is higher.  Otherwise a packet that takes a second at the old rate would
+ * keep others away for that second. */
+static void
+reprice(struct edt_meter *meter, const struct edt_params *old,
+        const struct edt_params *new, uint64_t now_ns)
+{
+    const uint64_t limit = (now_ns << EDT_TICK_SHIFT) + old->max_delay_ticks;
+    uint64_t tat, excess, cost;
+
+    if (old->limits.per_packet != new->limits.per_packet) {
+        return;
+    }
+    atomic_read_relaxed(&meter->tat_ticks, &tat);
+    do {
+        excess = tat - limit;
+        if (excess > EDT_STALE_TICKS) {
+            return;             /* There is none. */
+        }
+        cost = ceil(ldexp((double) excess * new->unit_cost / old->unit_cost,
+                          (int) old->cost_shift - (int) new->cost_shift));
+        if (cost >= excess) {
+            return;
+        }
+    } while (!atomic_compare_exchange_weak_relaxed(&meter->tat_ticks, &tat,
+                                                   limit + cost));
+}
+
+/* Makes 'meter' follow 'params' (NULL to assign no EDTs) from 'now_ns' on and
+ * takes ownership.  What has been promised to packets stays as it is. */
 void
-edt_meter_set_params(struct edt_meter *meter, struct edt_params *params)
+edt_meter_set_params(struct edt_meter *meter, struct edt_params *params,
+                     uint64_t now_ns)
 {
     struct edt_params *old
         = ovsrcu_get_protected(struct edt_params *, &meter->params);
 
     ovsrcu_set(&meter->params, params);
     if (old) {
+        if (params) {
+            reprice(meter, old, params, now_ns);
+        }
         ovsrcu_postpone(free, old);
     }
 }

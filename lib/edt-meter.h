@@ -59,9 +59,10 @@
  *    refused *before* 'tat' moves, so it consumes nothing.  Departure times
  *    rise within a batch, hence what is refused is always the batch's tail.
  *
- *  * Never lost: changing the parameters leaves 'tat' alone.  Time promised to
- *    packets that are waiting stays promised, later packets follow them at the
- *    new rate.
+ *  * Never lost: changing the parameters leaves alone what is promised to
+ *    packets that are waiting; later packets follow them at the new rate.
+ *    (What the last of them takes beyond the longest wait, which is much at a
+ *    low rate, takes as long as it does at the new rate if that is higher.)
  *
  *  * Shared: any number of threads may reserve at the same time; each
  *    reservation is one compare-and-swap of 'tat'.  No lock, no division.
@@ -186,7 +187,8 @@ struct edt_params *edt_params_create(const struct edt_limits *);
 
 void edt_meter_init(struct edt_meter *, struct edt_params *);
 void edt_meter_destroy(struct edt_meter *);
-void edt_meter_set_params(struct edt_meter *, struct edt_params *);
+void edt_meter_set_params(struct edt_meter *, struct edt_params *,
+                          uint64_t now_ns);
 void edt_meter_reset(struct edt_meter *, uint64_t now_ns);
 
 void edt_meter_get_counts(const struct edt_meter *,
@@ -256,8 +258,9 @@ edt_cost(const struct edt_params *p, uint32_t units)
 }
 
 /* Returns the EDT in ns, rounded up, of a packet in reservation 'r' that has
- * 'units_before' units before it.  'now_ns' is what edt_meter_reserve() was
- * given; an EDT may lie before it, by the tolerance at most. */
+ * 'units_before' units before it, at least 1.  'now_ns' is what
+ * edt_meter_reserve() was given; an EDT may lie before it, by the tolerance at
+ * most (which may be longer than the clock has run). */
 static inline uint64_t
 edt_reservation_edt_ns(const struct edt_reservation *r,
                        const struct edt_params *p, uint64_t now_ns,
@@ -265,8 +268,9 @@ edt_reservation_edt_ns(const struct edt_reservation *r,
 {
     uint64_t t = r->base_ticks + edt_cost(p, units_before);
     int64_t wait = t - (now_ns << EDT_TICK_SHIFT);
+    int64_t wait_ns = (wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT;
 
-    return now_ns + ((wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT);
+    return OVS_LIKELY(wait_ns > -(int64_t) now_ns) ? now_ns + wait_ns : 1;
 }
 
 /* Pacing at departure

@@ -76,20 +76,40 @@ edt_chain_refund(struct edt_chain *chain, const struct edt_amount *kept,
     }
 }
 
+/* Returns the payload of TSO packet 'packet', which a guest may have described
+ * wrongly, or NULL if it cannot be cut up: then it has no TCP header or a wrong
+ * one, or segments of no length. */
+static const char *
+tso_payload(struct dp_packet *packet)
+{
+    const char *payload = dp_packet_hwol_is_tunnel(packet)
+                          ? dp_packet_get_inner_tcp_payload(packet)
+                          : dp_packet_get_tcp_payload(packet);
+
+    return payload && dp_packet_get_tso_segsz(packet) ? payload : NULL;
+}
+
+/* Returns how many packets TSO packet 'packet' is on the wire, 0 if it cannot
+ * be cut up. */
+uint32_t
+edt_stamp_n_segments(struct dp_packet *packet)
+{
+    return (tso_payload(packet)
+            ? MAX(dp_packet_gso_nr_segs(packet), 0) : 0);
+}
+
 /* Returns what TSO packet 'packet' will be on the wire, where it is several
  * packets. */
 static struct edt_amount
 tso_packet_amount(struct dp_packet *packet)
 {
-    const char *payload = dp_packet_hwol_is_tunnel(packet)
-                          ? dp_packet_get_inner_tcp_payload(packet)
-                          : dp_packet_get_tcp_payload(packet);
+    const char *payload = tso_payload(packet);
     struct edt_amount amount = { dp_packet_size(packet), 1 };
 
-    if (payload && dp_packet_get_tso_segsz(packet)) {
+    if (payload) {
         uint32_t header = payload - (char *) dp_packet_data(packet);
 
-        amount.packets = MAX(dp_packet_gso_nr_segs(packet), 1);
+        amount.packets = MAX(edt_stamp_n_segments(packet), 1);
         amount.bytes += (amount.packets - 1) * header;
     }
     return amount;

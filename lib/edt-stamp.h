@@ -22,6 +22,7 @@
 
 #include "edt-meter.h"
 
+struct dp_packet;
 struct dp_packet_batch;
 struct nlattr;
 
@@ -81,5 +82,6 @@ void edt_stamp_batch(struct edt_chain *, struct edt_meter *,
                      const struct edt_params *, uint32_t meter_id,
                      struct dp_packet_batch *, uint64_t now_ns,
                      struct edt_stamp_result *);
+uint32_t edt_stamp_n_segments(struct dp_packet *);
 
 #endif /* edt-stamp.h */

@@ -22,6 +22,7 @@
 #include "coverage.h"
 #include "dp-packet.h"
 #include "dp-packet-gso.h"
+#include "edt-stamp.h"
 #include "odp-util.h"
 #include "ovs-atomic.h"
 #include "packets.h"
@@ -48,6 +49,11 @@ BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
 /* Lag that a pace catches up on while packets wait for it.  Longer ones than
  * this are not polls that came late but a thread that stood still. */
 #define MAX_CATCH_UP_NS UINT64_C(10000000)
+
+/* Segments of a TSO packet: 64 kB of segments as short as no TCP has them (the
+ * least that Linux sends is 48 bytes).  What a guest asks for in one packet
+ * must not keep the thread from others. */
+#define MAX_SEGMENTS 2048
 
 /* A FIFO that has been empty for this long is freed. */
 #define FLOW_IDLE_NS UINT64_C(1000000000)
@@ -823,6 +829,7 @@ flow_shaper_create(const struct shaper_config *config,
 {
     struct flow_shaper *s = xzalloc_cacheline(sizeof *s);
 
+    shaper_flow_key_init();
     s->config = shaper_config_ref(config);
     s->thread = thread;
     s->core_id = core_id;
@@ -1267,12 +1274,19 @@ shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
                      struct flow_queue *q, uint64_t now_ns)
 {
     const struct edt_stamp stamp = packet->md.edt;
-    size_t n_batches = DIV_ROUND_UP(dp_packet_gso_nr_segs(packet),
-                                    NETDEV_MAX_BURST);
-    struct dp_packet_batch *batches = xmalloc(n_batches * sizeof *batches);
-    struct dp_packet_batch *last = batches;
+    const uint32_t n_segs = edt_stamp_n_segments(packet);
+    struct dp_packet_batch *batches, *last;
     uint64_t bytes_before = 0;
+    size_t n_batches;
 
+    if (!n_segs || n_segs > MAX_SEGMENTS) {
+        count_drop(s, &s->classes[a->class_idx], SHAPER_DROP_SEGMENT);
+        dp_packet_delete(packet);
+        return;
+    }
+
+    n_batches = DIV_ROUND_UP(n_segs, NETDEV_MAX_BURST);
+    batches = last = xmalloc(n_batches * sizeof *batches);
     for (size_t i = 0; i < n_batches; i++) {
         dp_packet_batch_init(&batches[i]);
     }
@@ -1810,7 +1824,8 @@ drain_due(struct flow_shaper *s, struct drain *d)
         for (size_t i = 0; i < n; i++) {
             struct flow_queue *q = node_flow(nodes[i]);
 
-            if (OVS_UNLIKELY(!drain_fits(d, flow_head(q)))) {
+            /* Full before all have sent: a FIFO sent several packets. */
+            if (OVS_UNLIKELY(d->full || !drain_fits(d, flow_head(q)))) {
                 d->full = true;
                 for (; i < n; i++) {
                     flow_is_due(s, node_flow(nodes[i]), d->now_ns);

@@ -402,7 +402,8 @@ fb_set_pace(struct shaper_pace **pace, uint64_t rate_bps, uint64_t burst_bytes)
             .rate = rate_bps,
             .burst = burst_bytes,
         };
-        edt_meter_set_params(&(*pace)->meter, edt_params_create(&limits));
+        edt_meter_set_params(&(*pace)->meter, edt_params_create(&limits),
+                             time_nsec());
     }
 }
 
@@ -962,6 +963,10 @@ netdev_flowbundler_update(const struct netdev *netdev, struct flow_shaper *s,
      * what no PMD thread does. */
     atomic_read_relaxed(&fb->attention, &attention);
     if (attention && (is_pmd(core_id) || !fb->n_pmd_shapers)) {
+        if (s && config) {
+            /* What is adopted may need what is new: a queue, more FIFOs. */
+            flow_shaper_set_config(s, config, now_ns);
+        }
         s = fb_adopt(fb, s, thread, core_id, now_ns);
         if (!s) {
             fb_purge_handed_off(fb);

@@ -19,7 +19,25 @@
 
 #include <string.h>
 
+#include "entropy.h"
+#include "hash.h"
+#include "ovs-thread.h"
 #include "shaper-l3.h"
+
+OVS_ALIGNED_VAR(CACHE_LINE_SIZE) uint64_t shaper_flow_key_secret__[8];
+
+/* Chooses the hash function of keys, once.  Thread-safe. */
+void
+shaper_flow_key_init(void)
+{
+    static struct ovsthread_once once = OVSTHREAD_ONCE_INITIALIZER;
+
+    if (ovsthread_once_start(&once)) {
+        get_entropy_or_die(shaper_flow_key_secret__,
+                           sizeof shaper_flow_key_secret__);
+        ovsthread_once_done(&once);
+    }
+}
 
 /* Finds the first IP header of 'packet'.  Returns false if there is none that
  * is complete; otherwise stores its offset and its Ethernet type. */

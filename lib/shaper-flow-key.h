@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #include "dp-packet.h"
-#include "hash.h"
+#include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 #include "packets.h"
 
@@ -132,10 +132,30 @@ shaper_flow_key_extract(const struct dp_packet *packet,
     }
 }
 
+/* What nobody outside of the process knows, see shaper_flow_key_hash().  A
+ * cache line. */
+extern uint64_t shaper_flow_key_secret__[8];
+void shaper_flow_key_init(void);
+
+/* Returns a hash of 'key'.  shaper_flow_key_init() must have been called.
+ *
+ * Who sends packets chooses most of a key, and could with a hash function that
+ * he knows (or whose collisions do not depend on its seed, as with CRC) put
+ * thousands of FIFOs into one bucket.  So this is one of a universal family,
+ * chosen at random: "multilinear-HM" of Lemire and Kaser, "Strongly universal
+ * string hashing is fast" (2014), section 3.  Any two keys collide with a
+ * probability of about 2^-32. */
 static inline uint32_t
 shaper_flow_key_hash(const struct shaper_flow_key *key)
 {
-    return hash_words64(key->words, ARRAY_SIZE(key->words), 0);
+    const uint64_t *secret = shaper_flow_key_secret__;
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < ARRAY_SIZE(key->words); i++) {
+        sum += ((secret[2 * i] + (uint32_t) key->words[i])
+                * (secret[2 * i + 1] + (key->words[i] >> 32)));
+    }
+    return sum >> 32;
 }
 
 static inline bool

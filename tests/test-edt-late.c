@@ -85,7 +85,7 @@ set_meter(int id, uint64_t rate_bps, uint64_t burst_bytes,
     };
 
     edt_meter_set_params(&meters[id], rate_bps ? edt_params_create(&limits)
-                                               : NULL);
+                                               : NULL, now_ns);
     buckets[id].rate_bps = rate_bps;
 }
 
@@ -360,6 +360,36 @@ test_share(void)
     }
 }
 
+/* Turns of many small packets fill batches before all that is due has had its
+ * turn: no packet gets lost. */
+static void
+test_full_batches(void)
+{
+    for (size_t size = 64; size < MTU; size += 50) {
+        uint64_t n_sent = 0, n_left = 0;
+
+        begin();
+        set_meter(0, 1000 * MBPS, 0, 10000000, true);
+        for (int i = 0; i < 8; i++) {
+            add_flow(size, 0, -1, -1);
+        }
+        run(20 * MS, 100 * US, 0, 8, 700, false);
+        while (flow_shaper_backlog(shapers[0])) {
+            now_ns += 100 * US;
+            drain();
+        }
+        for (size_t i = 0; i < 8; i++) {
+            n_sent += flows[i].n_sent;
+            n_left += flows[i].bytes / size;
+        }
+        CHECK(n_left > 500 && n_left + n_dropped + shaper_drops() == n_sent,
+              "%"PRIu64" packets of %"PRIuSIZE" bytes sent, but %"PRIu64
+              " left and %"PRIu64" dropped", n_sent, size, n_left,
+              n_dropped + shaper_drops());
+        end();
+    }
+}
+
 /* A single packet does not wait for what others have had waiting, only for a
  * turn of each; at a meter that is not fair it does. */
 static void
@@ -601,6 +631,7 @@ test_random(void)
 
 static const struct test tests[] = {
     { "share", test_share },
+    { "full-batches", test_full_batches },
     { "small", test_small },
     { "chain", test_chain },
     { "change", test_change },

@@ -25,6 +25,7 @@
 #include "edt-stamp.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,10 +135,10 @@ fixture_init(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
 
 static void
 fixture_set_params(struct fixture *f, uint64_t rate_bps, uint64_t burst_bytes,
-                   uint64_t max_delay_us)
+                   uint64_t max_delay_us, uint64_t now_ns)
 {
     edt_meter_set_params(&f->meter, params_create(rate_bps, burst_bytes,
-                                                  max_delay_us));
+                                                  max_delay_us), now_ns);
     f->p = edt_meter_params(&f->meter);
 }
 
@@ -975,7 +976,7 @@ test_ecn(void)
         limits.ecn_threshold_us = choose_log(limits.max_delay_us);
         limits.burst = choose_burst(limits.rate, 1);
         fixture_init(&f, limits.rate, 0, 0, now_ns);
-        edt_meter_set_params(&f.meter, edt_params_create(&limits));
+        edt_meter_set_params(&f.meter, edt_params_create(&limits), now_ns);
         f.p = edt_meter_params(&f.meter);
         for (unsigned int j = 0; j < 50; j++) {
             struct edt_stamp_result result;
@@ -1022,6 +1023,64 @@ test_ecn(void)
           "%"PRIu64" packets marked, %"PRIu64" not", n_marked, n_unmarked);
 }
 
+/* A packet that takes long at a low rate does not keep others away for as long
+ * once the rate is high. */
+static void
+test_raise(void)
+{
+    for (unsigned int i = 0; i < rounds(500); i++) {
+        uint64_t now_ns = choose_uptime();
+        uint64_t max_delay_us = 1 + choose_log(100000);
+        uint64_t rate = EDT_MIN_RATE_BPS + choose_log(1000000);
+        struct edt_reservation r;
+        struct fixture f;
+
+        fixture_init(&f, rate, 0, max_delay_us, now_ns);
+        while (reserve(&f, now_ns, 1 + choose(9000), 1 + choose(MAX_N), &r)) {
+            continue;
+        }
+        fixture_set_params(&f, 1000 * rate, 0, max_delay_us, now_ns);
+        now_ns += max_delay_us * 1000 + 9018 * BYTE / (1000 * rate) + 1;
+        CHECK(reserve(&f, now_ns, MTU, 1, &r),
+              "refused after %"PRIu64" us at %"PRIu64" bit/s rather than "
+              "%"PRIu64, max_delay_us, 1000 * rate, rate);
+        fixture_destroy(&f);
+    }
+}
+
+/* Soon after the machine has started, a burst may be longer than that was
+ * ago. */
+static void
+test_young_clock(void)
+{
+    for (unsigned int i = 0; i < rounds(2000); i++) {
+        uint64_t now_ns = 1 + choose_log(10000000000);
+        uint64_t rate = EDT_MIN_RATE_BPS + choose_log(1000000000);
+        uint64_t burst = choose_log(rate * 100 / 8);
+        struct edt_reservation r;
+        struct fixture f;
+        uint64_t last_ns = 0;
+
+        fixture_init(&f, rate, burst, 50000, now_ns);
+        for (unsigned int j = 0; j < 20; j++) {
+            size_t n = reserve(&f, now_ns, MTU, 1 + choose(MAX_N), &r);
+
+            for (size_t k = 0; k < n; k++) {
+                uint64_t edt_ns = edt_reservation_edt_ns(&r, f.p, now_ns,
+                                                         MTU * k);
+
+                CHECK(edt_ns && edt_ns >= last_ns
+                      && edt_ns <= now_ns + 50000000 + 1,
+                      "at %"PRIu64": EDT %"PRIu64" after %"PRIu64, now_ns,
+                      edt_ns, last_ns);
+                last_ns = edt_ns;
+            }
+            now_ns += choose_log(100000000);
+        }
+        fixture_destroy(&f);
+    }
+}
+
 /* Parameters that change in place. */
 
 static void
@@ -1050,16 +1109,33 @@ test_change(void)
                 }
             }
 
-            /* The change alone changes nothing. */
+            /* The change alone changes nothing, except what it takes to send
+             * the last packets, which had to wait for the longest time. */
+            const uint64_t limit = (now_ns + EDT_MAX_DELAY_US * 1000)
+                                   << EDT_TICK_SHIFT;
+            bool faster = new_rate > rate && (int64_t) (tat - limit) > 0;
+
             if (choose(5)) {
-                fixture_set_params(&f, new_rate, burst, EDT_MAX_DELAY_US);
+                fixture_set_params(&f, new_rate, burst, EDT_MAX_DELAY_US,
+                                   now_ns);
             } else {
-                edt_meter_set_params(&f.meter, NULL);
+                edt_meter_set_params(&f.meter, NULL, now_ns);
                 CHECK(!edt_meter_params(&f.meter), "not without parameters");
-                fixture_set_params(&f, new_rate, burst, EDT_MAX_DELAY_US);
+                fixture_set_params(&f, new_rate, burst, EDT_MAX_DELAY_US,
+                                   now_ns);
+                faster = false;
+            }
+            if (faster) {
+                double excess = (double) (tat - limit) * rate / new_rate;
+
+                CHECK(fabs(get_tat(&f) - limit - excess) <= 2 + excess / 1e6,
+                      "%"PRIu64" ticks rather than %.0f beyond the longest "
+                      "wait", get_tat(&f) - limit, excess);
+                tat = get_tat(&f);
             }
             CHECK(get_tat(&f) == tat, "schedule jumped from %"PRIu64" to "
                   "%"PRIu64, tat, get_tat(&f));
+            rate = new_rate;
 
             /* The backlog goes on where it would have, no earlier, and at the
              * new rate. */
@@ -1434,6 +1510,8 @@ static const struct test tests[] = {
     { "chain", test_chain },
     { "refused-is-free", test_refused_is_free },
     { "ecn", test_ecn },
+    { "raise", test_raise },
+    { "young-clock", test_young_clock },
     { "change", test_change },
     { "wrap", test_wrap },
     { "created-late", test_created_late },
