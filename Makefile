@@ -30,7 +30,8 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs ovs-stock venv probe guest demo check bench bench-quick install debian13 \
+.PHONY: all help deps ovs ovs-stock venv probe vm guest demo check check-sanitizers \
+	check-asan check-tsan check-upstream check-full soak bench bench-quick bench-tools install debian13 \
 	clean root
 
 all: ovs
@@ -39,10 +40,15 @@ help:
 	@echo 'make           install packages, build OVS with our shaper into $(B)/'
 	@echo 'make venv      the Python environment of the controller and the tests'
 	@echo 'make probe     the plug-in for DPDK that records departures'
+	@echo 'make vm        what sends and counts in tests of reconfiguration'
 	@echo 'make guest     QEMU and what it boots, for the tests with virtual machines (root)'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
 	@echo 'make check     run all tests (root)'
+	@echo 'make check-full  check, check-sanitizers, and check-upstream: OVS own tests, compared'
+	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
+	@echo 'make check-sanitizers  the C tests with AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
+	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
 	@echo 'make ovs-stock OVS without our patches, which the benchmarks compare with'
 	@echo 'make debian13  build and try it in a Debian 13 chroot (root)'
 	@echo 'make install   install to PREFIX=$(PREFIX), below DESTDIR='
@@ -72,6 +78,10 @@ venv: deps
 probe: all
 	@$(MAKE) -s -C utilities/probe BUILD=$(BUILD)
 
+# A virtual machine that counts packets, for the tests.
+vm: deps
+	@$(MAKE) -s -C utilities/vm BUILD=$(BUILD)
+
 # Virtual machines for the tests: nothing else needs their packages.
 guest: root deps
 	@utilities/install-deps --guest
@@ -82,13 +92,44 @@ demo: root all venv
 
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
-check: root all venv probe guest
+check: root all venv probe vm guest
 	@$(FB_VENV)/bin/python -m pytest tests
 
+# The C programs and our autotests, instrumented: each in a tree of its own.
+# OVS's autotests look into what the sanitizers log (tests/atlocal.in); -O1, so
+# that what is in error is still there.  Threads: what several share are meters.
+asan_CFLAGS = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined
+tsan_CFLAGS = -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+asan_TESTS = 'test_unit or test_autotests'
+tsan_TESTS = 'test_unit and threads'
+export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS ?= halt_on_error=1
+SANITIZED = check-asan check-tsan
+
+check-sanitizers: $(SANITIZED)
+
+$(SANITIZED): check-%: root venv
+	+@$(MAKE) B=$(BUILD)/$* CFLAGS='$($*_CFLAGS)' ovs
+	@FB_BUILD=$(BUILD)/$* $(FB_VENV)/bin/python -m pytest tests/test_c.py -k $($*_TESTS)
+
+# Random changes under traffic; every packet is counted.
+MINUTES ?= 30
+soak: root all venv vm
+	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/soak.py --minutes $(MINUTES) \
+		$(if $(SEED),--seed $(SEED))
+
+# OVS's own tests, the whole suite, in our tree and in the unpatched one.
+check-upstream: root all ovs-stock
+	@utilities/upstream-check
+
+check-full: check check-sanitizers check-upstream
+
 # What is measured, and how: docs/results.md.
-bench bench-quick: root all ovs-stock venv probe
+bench-tools: root all ovs-stock venv probe
 	$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/benchmarks/bench.mk FB=$(CURDIR) \
 		FB_BENCH=$(BUILD)/bench fb-bench
+
+bench bench-quick: bench-tools
 	@$(FB_VENV)/bin/python benchmarks/run.py all $(if $(findstring quick,$@),--quick)
 
 root:

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Runs benchmarks of the real switch, and writes build/bench/NAME.{json,txt,png}.
 
 Quick results go to build/bench/quick/.  The machine should have nothing else to
@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+BUILD = Path(os.environ.get("FB_BUILD") or HERE.parent / "build")
+PYTHON = BUILD / "venv" / "bin" / "python"
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "utilities")]
 
 #: Each is a module of this package, with TITLE, run, text and plot.
@@ -42,7 +44,12 @@ def run(name: str, quick: bool) -> str:
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run what the command line names, in the project's Python environment."""
+    if Path(sys.prefix) != PYTHON.parent.parent:
+        if not (BUILD / "bench").exists() or not PYTHON.exists():
+            print("run.py: what it needs is not built: run 'make bench-tools'", file=sys.stderr)
+            return 2
+        os.execv(PYTHON, [str(PYTHON), str(Path(__file__).resolve()), *sys.argv[1:]])
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="+", choices=[*NAMES, "all"], metavar="NAME",

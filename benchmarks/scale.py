@@ -115,9 +115,16 @@ def measure(n: int, mix: Mix, samples: int, seconds: float) -> dict[str, Any]:
     with shaping_switch(probe=True, memory_mb=MEMORY_MB) as switch:
         switch.ovs.set_config(flow_limit=FLOW_LIMIT)
         with Rig(switch, n, mix) as rig:
-            rig.ovs.set_config(shaper_rx_limit=rx_limit(rig, target))
-            rig.ovs.set_qos("out", "flowbundler", **MLTW.options)
+            # At first as slowly as at the target rate, so that the flows begin spread
+            # over the time that one of them takes for a packet (which may be as long
+            # as a sample), and not all at once.
+            rig.ovs.set_config(shaper_rx_limit=64 * int(mix.mean))
+            rig.ovs.set_qos("out", "flowbundler", max_rate=int(target), **MLTW.options)
             cell |= set_up(rig, [target / n] * n, BURST_FRAMES)
+            time.sleep(2 + 2 * n * mix.mean * 8 / target)
+            rig.ovs.set_config(shaper_rx_limit=rx_limit(rig, target))
+            rig.ovs.vsctl("remove", "QoS", rig.ovs.get("Port", "out", "qos"), "other_config",
+                          "max-rate")
             time.sleep(2)
             before = lookups(switch)
             cell["deviations"] = deviations(rig, samples, target)

@@ -39,6 +39,7 @@ from .pcap import FlowSpec, Packets, empty_pcap, read_pcap, write_flows
 from .proc import CommandError, group_nice, run, spare_cpus, wait_until
 from .traffic import IperfTcp, PingPong, UdpFlood
 from .vhost import Testpmd
+from .vm import Vm
 
 _serial = itertools.count()
 _device = itertools.count()
@@ -230,6 +231,14 @@ class Testbed:
         """Start a virtual machine at `port` that can send; ready on return."""
         vm = self._keep(Testpmd(port.path, cpus=self.cpus, directory=self.dir,
                                 **kwargs))
+        vm.wait_ready()
+        return vm
+
+    def vm(self, *ports: VhostPort, **kwargs: Any) -> Vm:
+        """Start a virtual machine at `ports` that counts; ready on return."""
+        # PMD threads may move to its core.
+        vm = self._keep(Vm([port.path for port in ports], directory=self.dir,
+                           cpus=self.cpus | self.ovs.pmd_cpus(), **kwargs))
         vm.wait_ready()
         return vm
 

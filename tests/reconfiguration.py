@@ -1,0 +1,279 @@
+"""What an operator may change while traffic runs, one `Change` each.
+
+Each is a generator of steps: between them traffic runs for a while.  What it
+changed is as before when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fbtest.proc import wait_until
+
+from oracle import FLOWS, RATE, RX_LIMIT, Oracle
+from shaping import pmd_threads
+
+Steps = Iterator[None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is changed, and what it may explain.
+
+    `may_drop` are beginnings of names in `Oracle.drops`, `may_warn` parts of
+    warnings in the log.  `may_reorder`: docs/design.md names it under known limits.
+    """
+
+    name: str
+    run: Callable[[Oracle], Steps]
+    may_drop: tuple[str, ...] = ()
+    may_warn: tuple[str, ...] = ()
+    may_reorder: bool = False
+
+
+CHANGES: list[Change] = []
+
+
+def change(*may_drop: str, may_warn: tuple[str, ...] = (), may_reorder: bool = False
+           ) -> Callable[[Callable[[Oracle], Steps]], Callable[[Oracle], Steps]]:
+    """Put a function into `CHANGES`."""
+    def add(function: Callable[[Oracle], Steps]) -> Callable[[Oracle], Steps]:
+        CHANGES.append(Change(function.__name__, function, may_drop, may_warn, may_reorder))
+        return function
+
+    return add
+
+
+@change()
+def qos_cleared_and_set(o: Oracle) -> Steps:
+    o.ovs.clear_qos("out")
+    yield
+    o.set_qos()
+    yield
+
+
+@change()
+def qos_keys_changed(o: Oracle) -> Steps:
+    for keys in ({"max-granularity": 4096}, {"slots": 64}, {"max-backlog": 10_000},
+                 {"overhead": 24}, {"max-flows": 1000}):
+        o.set_qos(**keys)
+        yield
+    o.ovs.clear_qos("out")
+    o.set_qos()
+    yield
+
+
+@change()
+def port_rate_changed(o: Oracle) -> Steps:
+    for rate in (20_000_000, 10_000_000, 100_000_000):
+        o.set_qos(**{"max-rate": rate})
+        yield
+    o.ovs.clear_qos("out")
+    o.set_qos()
+    yield
+
+
+@change()
+def scheduler_changed(o: Oracle) -> Steps:
+    for scheduler in ("carousel", "eiffel", "mltw"):
+        o.set_qos(scheduler=scheduler)
+        yield
+
+
+@change()
+def qos_type_switched(o: Oracle) -> Steps:
+    o.ovs.set_qos("out", "egress-policer", cir=125_000_000, cbs=1_000_000)
+    yield
+    o.set_qos()
+    yield
+
+
+@change(may_warn=("must be a power of two",))
+def invalid_qos(o: Oracle) -> Steps:
+    # What ran before keeps running.
+    qos = o.ovs.get("Port", "out", "qos")
+    o.ovs.vsctl("set", "QoS", qos, "other_config:slots=63")
+    yield
+    o.ovs.vsctl("remove", "QoS", qos, "other_config", "slots")
+    yield
+
+
+#: With all cores polled by PMD threads the receiving VM may not get one in time, and
+#: its virtqueue fills.
+NO_CORE = ("out tx",)
+
+
+@change(*NO_CORE)
+def other_pmd_core(o: Oracle) -> Steps:
+    config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
+    other = min(o.bed.cpus - o.ovs.pmd_cpus())
+    for mask in (f"{1 << other:#x}", config):
+        before = pmd_threads(o.ovs)
+        o.ovs.set_config(pmd_cpu_mask=mask)
+        wait_until(lambda old=before: pmd_threads(o.ovs) not in ([], old), "other PMD threads")
+        yield
+
+
+@change(*NO_CORE)
+def second_pmd_thread(o: Oracle) -> Steps:
+    config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
+    other = min(o.bed.cpus - o.ovs.pmd_cpus())
+    o.ovs.set_config(pmd_cpu_mask=f"{int(config, 16) | 1 << other:#x}")
+    wait_until(lambda: len(pmd_threads(o.ovs)) == 2, "two PMD threads")
+    yield
+    o.ovs.set_config(pmd_cpu_mask=config)
+    wait_until(lambda: len(pmd_threads(o.ovs)) == 1, "one PMD thread")
+    yield
+
+
+@change(*NO_CORE)
+def queue_moved(o: Oracle) -> Steps:
+    config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
+    cpu, = o.ovs.pmd_cpus()
+    other = min(o.bed.cpus - {cpu})
+    o.ovs.set_config(pmd_cpu_mask=f"{1 << cpu | 1 << other:#x}")
+    for where in (other, cpu, other):
+        o.ovs.vsctl("set", "Interface", "vm", f"other_config:pmd-rxq-affinity=0:{where}")
+        yield
+    o.ovs.vsctl("remove", "Interface", "vm", "other_config", "pmd-rxq-affinity")
+    o.ovs.set_config(pmd_cpu_mask=config)
+    yield
+
+
+@change()
+def queues_rebalanced(o: Oracle) -> Steps:
+    for how in ("roundrobin", "cycles", "group"):
+        o.ovs.set_config(pmd_rxq_assign=how)
+        o.ovs.appctl("dpif-netdev/pmd-rxq-rebalance")
+        yield
+    for isolate in (False, None):
+        o.ovs.set_config(pmd_rxq_isolate=isolate)
+        yield
+    o.ovs.set_config(pmd_rxq_assign=None)
+    yield
+
+
+#: What a driver cannot do, and that it takes long to set up.
+DRIVERS = ("is not supported on port", "not enough memory")
+
+
+@change(may_warn=DRIVERS)
+def other_port_with_queues(o: Oracle) -> Steps:
+    # Each of these stops all PMD threads.
+    o.bed.sink("other")
+    o.ovs.set_qos("other", "flowbundler")
+    yield
+    for n in (2, 1):
+        o.ovs.vsctl("set", "Interface", "other", f"options:n_rxq={n}")
+        yield
+    o.ovs.vsctl("set", "Interface", "other", "mtu_request=9000")
+    yield
+    o.bed.delete_port("other")
+    yield
+
+
+@change("datapath_drop_invalid_port", "meter ", may_warn=DRIVERS)
+def mtu_changed(o: Oracle) -> Steps:
+    # While OVS sets a port up anew, packets for it are dropped.  (What waits at it
+    # waits on.)
+    for mtu in (1600, 1500):
+        for port in ("out", "vm"):
+            o.ovs.vsctl("set", "Interface", port, f"mtu_request={mtu}")
+            yield
+
+
+@change()
+def tx_flush_interval(o: Oracle) -> Steps:
+    for us in (1000, 100):
+        o.ovs.set_config(tx_flush_interval=us)
+        yield
+    o.ovs.set_config(tx_flush_interval=None)
+    yield
+
+
+@change()
+def pmd_sleep(o: Oracle) -> Steps:
+    o.ovs.set_config(pmd_sleep_max=500)
+    yield
+    o.ovs.set_config(pmd_sleep_max=None)
+    yield
+
+
+@change()
+def tx_steering(o: Oracle) -> Steps:
+    for how in ("hash", "thread"):
+        o.ovs.vsctl("set", "Interface", "out", f"other_config:tx-steering={how}")
+        yield
+    o.ovs.vsctl("remove", "Interface", "out", "other_config", "tx-steering")
+    yield
+
+
+@change()
+def meters_modified(o: Oracle) -> Steps:
+    for rate in (2 * RATE, RATE // 2, RATE):
+        for meter in range(1, FLOWS + 1):
+            o.ovs.set_meter(o.bed.bridge, meter, rate, modify=True)
+        yield
+
+
+#: Packets without a flow.
+NO_FLOW = ("datapath_drop_upcall_error", "datapath_drop_userspace_action_error",
+           "drop_action_of_pipeline", "datapath_drop_lock_error")
+
+
+@change(*NO_FLOW)
+def meters_deleted(o: Oracle) -> Steps:
+    # Their flows go with them: packets without a flow are dropped.
+    o.ovs.del_meters(o.bed.bridge)
+    o.run(0.1)
+    o.set_meters_and_flows()
+    yield
+
+
+@change()
+def flows_replaced(o: Oracle) -> Steps:
+    for _ in range(3):
+        o.set_flows()
+        yield
+
+
+@change()
+def rx_limit_changed(o: Oracle) -> Steps:
+    for limit in (1, 100_000, RX_LIMIT):
+        o.ovs.set_config(shaper_rx_limit=limit)
+        yield
+
+
+@change(may_reorder=True)
+def stamping_fair(o: Oracle) -> Steps:
+    o.ovs.set_config(meter_shaping_fair=True)
+    yield
+    o.ovs.set_config(meter_shaping_fair=None)
+    yield
+
+
+@change(*NO_FLOW, may_warn=("Connection refused",))
+def controller_lost(o: Oracle) -> Steps:
+    # OVS flushes flows and meters when a bridge gets its first controller, or loses
+    # its last one; what a controller has set stays when that is lost (fail_mode
+    # secure).
+    o.ovs.vsctl("set-controller", o.bed.bridge, "tcp:127.0.0.1:9")
+    o.set_meters_and_flows()
+    yield
+    o.ovs.vsctl("set-controller", o.bed.bridge, "tcp:127.0.0.1:10")
+    o.wait_traffic()
+    o.ovs.vsctl("del-controller", o.bed.bridge)
+    o.set_meters_and_flows()
+    yield
+
+
+@change("out tx", "drop_action_of_pipeline")
+def port_down_and_up(o: Oracle) -> Steps:
+    o.ovs.ofctl("mod-port", o.bed.bridge, str(o.out.number), "down")
+    yield
+    # OVS clears the counters of a port that comes up.
+    o.settle("out ")
+    o.ovs.ofctl("mod-port", o.bed.bridge, str(o.out.number), "up")
+    o.start()
+    yield
