@@ -327,7 +327,10 @@ def _flow_mod(datapath: Any, command: str, flow: plan.Flow) -> Any:
 
 _RESERVED = {plan.NORMAL: ofp.OFPP_NORMAL, plan.FLOOD: ofp.OFPP_FLOOD}
 _RESERVED_NAMES = {number: name for name, number in _RESERVED.items()}
-_IP_FIELDS = ("ipv4_src", "ipv4_dst", "ipv6_src", "ipv6_dst", "arp_spa", "arp_tpa")
+_IP_FIELDS = (
+    *("ipv4_src", "ipv4_dst", "ipv6_src", "ipv6_dst"),
+    *("arp_spa", "arp_tpa", "ipv6_nd_target"),
+)
 _MAC_FIELDS = ("eth_src", "eth_dst")
 
 

@@ -32,7 +32,7 @@ def field_matches(name: str, wanted: int | str, value: Any) -> bool:
     """Whether one field of a packet matches."""
     if value is None:
         return False
-    if name in ("ipv4_src", "ipv4_dst", "ipv6_src", "ipv6_dst", "arp_spa", "arp_tpa"):
+    if name.startswith(("ipv4_", "ipv6_", "arp_")):
         return ipaddress.ip_address(value) in ipaddress.ip_network(str(wanted))
     if name in ("eth_src", "eth_dst"):
         address, _, mask = str(wanted).partition("/")

@@ -116,6 +116,13 @@ def test_meters_and_flows_appear_and_stay(br0: Switch, controller: Start) -> Non
     assert sources_of(br0.trace("br0", f"in_port=vm-b,{good}")) == [b]
     spoofed = br0.trace("br0", f"in_port=vm-b,{good.replace('10.0.0.2', '10.0.0.3')}")
     assert "Datapath actions: drop" in spoofed
+    ours = "icmp6,dl_src=02:00:00:00:00:0b,ipv6_src=fd00::2,ipv6_dst=ff02::1"
+    own = br0.trace("br0", f"in_port=vm-b,{ours},icmpv6_type=136,icmpv6_code=0,nd_target=fd00::2")
+    assert sources_of(own) == [b]
+    assert "Datapath actions: drop" not in own
+    for forged in ("136,icmpv6_code=0,nd_target=fd00::9", "134", "137"):
+        trace = br0.trace("br0", f"in_port=vm-b,{ours},icmpv6_type={forged}")
+        assert "Datapath actions: drop" in trace
     arp = "arp,dl_src=02:00:00:00:00:0b,dl_dst=ff:ff:ff:ff:ff:ff,arp_spa=10.0.0.2"
     through = br0.trace("br0", f"in_port=vm-b,{arp}")
     assert sources_of(through) == [b]

@@ -22,6 +22,7 @@ behind them where not every bit counts.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -50,7 +51,11 @@ TENANT_MASK = 0xFFFFFFFF00000000
 NORMAL, FLOOD = "NORMAL", "FLOOD"
 
 ETH_IPV4, ETH_IPV6, ETH_ARP = 0x0800, 0x86DD, 0x0806
-IP_UDP = 17
+IP_UDP, IP_ICMPV6 = 17, 58
+ROUTER_ADVERTISEMENT, NEIGHBOR_ADVERTISEMENT, REDIRECT = 134, 136, 137
+"""Types of ICMPv6 (RFC 4861, section 4)."""
+
+LINK_LOCAL = "fe80::/10"
 
 DEFAULT_PRIORITY = 1
 """Not 0, so that another controller's table-miss flow can stay where it is."""
@@ -59,6 +64,8 @@ DEFAULT_PRIORITY = 1
 # can make up; what contradicts the addresses of a VM is below what agrees with them.
 BY_PORT, BY_MAC, BY_IP = 300, 200, 100
 AGREES = 20
+FORGES = 40  # What a router says, or another neighbor, with a source that agrees.
+ADVERTISES = 60  # What a neighbor says of itself.
 
 # Table 1: 1000 + 2 * prefix length, and the VM's own entry before its tenant's.
 DESTINATION_BASE = 1000
@@ -287,6 +294,14 @@ class _Builder:
                 accept(level + AGREES, {**agreeing, **source})
         else:
             accept(level + AGREES if checked else level, agreeing)
+        own = _own_ipv6(vm.ips) if checked else []
+        if own:
+            # These say something of the address inside them, not of the source's.
+            for kind in (ROUTER_ADVERTISEMENT, NEIGHBOR_ADVERTISEMENT, REDIRECT):
+                self.add(VM_TABLE, level + FORGES, {**agreeing, **_icmpv6(kind)}, number)
+            for source, target in itertools.product(own, own):
+                says = {"ipv6_src": source, "ipv6_nd_target": target}
+                accept(level + ADVERTISES, {**agreeing, **_icmpv6(NEIGHBOR_ADVERTISEMENT), **says})
         if checked:
             # Sent by the VM under a name that is not its own: no rate applies to
             # it, so it must not pass.
@@ -356,7 +371,8 @@ def _sources(addresses: Iterable[Address], own_only: bool) -> Iterable[dict[str,
 
     Beside its own addresses that is what it sends to get or keep one: DHCP and ARP
     probes from 0.0.0.0, IPv6's from :: and link-local addresses; not so when the
-    address is all that the VM is recognized by (`own_only`).
+    address is all that the VM is recognized by (`own_only`).  Neighbor Advertisements
+    and the like are among these packets, and must be looked at before.
     """
     addresses = list(addresses)
     for address in addresses:
@@ -377,7 +393,25 @@ def _sources(addresses: Iterable[Address], own_only: bool) -> Iterable[dict[str,
         }
     if 6 in versions:
         yield {"eth_type": ETH_IPV6, "ipv6_src": "::"}
-        yield {"eth_type": ETH_IPV6, "ipv6_src": "fe80::/10"}
+        if LINK_LOCAL in _own_ipv6(addresses):
+            yield {"eth_type": ETH_IPV6, "ipv6_src": LINK_LOCAL}
+
+
+def _own_ipv6(addresses: Iterable[Address]) -> list[str]:
+    """Give what a host with these addresses may say that it is in IPv6; none without IPv6.
+
+    Link-local addresses are its own invention, so it may have any, unless the file has
+    one for it.
+    """
+    own = [address for address in addresses if address.version == 6]
+    texts = [str(address) for address in own]
+    if own and not any(address.is_link_local for address in own):
+        texts.append(LINK_LOCAL)
+    return texts
+
+
+def _icmpv6(kind: int) -> dict[str, int | str]:
+    return {"eth_type": ETH_IPV6, "ip_proto": IP_ICMPV6, "icmpv6_type": kind}
 
 
 def diff(plan: Plan, meters: Mapping[int, Meter], flows: Mapping[FlowKey, Flow]) -> list[Change]:
