@@ -285,6 +285,29 @@ def test_static_forwarding() -> None:
     assert world.switch.sync.status()["missing_ports"] == ["no"]
 
 
+def test_static_forwarding_takes_no_tags_from_vms() -> None:
+    agrees = {"eth_src": "02:00:00:00:00:0b"}
+    frames = [
+        packet(1, dst="192.0.2.1"),
+        {"in_port": 1, "eth_type": 0x88CC, "eth_dst": "02:00:00:00:00:fe"},
+        packet(2, "10.0.0.2", "192.0.2.1", **agrees),
+        icmpv6(2, 136, "fd00::2", "fd00::2", eth_dst="33:33:00:00:00:01", **agrees),
+        packet(9, dst="192.0.2.1", eth_src="02:00:00:00:00:0a"),
+        packet(9, "10.0.0.3", "192.0.2.1"),
+        arp(9, "10.0.0.3"),
+    ]
+    static, normal = World(STATIC).up(), World().up()
+    for frame in frames:
+        assert send(static.switch.flows, frame).outputs
+        for vid in (0, 5, 4095):  # 0 has a priority only, but is a tag
+            tagged = {**frame, "vlan_vid": 0x1000 | vid}
+            result = send(static.switch.flows, tagged)
+            assert (result.meters, result.outputs, result.tables) == ([], [], [0]), tagged
+            # There it is the switch's business: tag and trunks of the Port.
+            assert send(normal.switch.flows, tagged).outputs == ["NORMAL"]
+    assert send(static.switch.flows, packet(3, dst="192.0.2.1", vlan_vid=0x1005)).outputs == [3]
+
+
 # Numbers.
 
 

@@ -147,6 +147,9 @@ def test_a_reconnection_disturbs_nothing(br0: Switch, controller: Start, text: s
     )
     attach(br0, running)
     assert br0.flows("br0") == before
+    tagged = "in_port=vm-a,dl_vlan=5,dl_src=02:00:00:00:00:01,dl_dst=ff:ff:ff:ff:ff:ff"
+    dropped = "Datapath actions: drop" in br0.trace("br0", tagged)
+    assert dropped == ("static" in text)
     # The same entries as before, not new ones: none is younger than they were.
     durations = br0.ofctl("dump-flows", "br0")
     youngest = min(float(x) for x in re.findall(r"duration=([0-9.]+)s", durations))

@@ -57,6 +57,9 @@ ROUTER_ADVERTISEMENT, NEIGHBOR_ADVERTISEMENT, REDIRECT = 134, 136, 137
 
 LINK_LOCAL = "fe80::/10"
 
+TAGGED: dict[str, int | str] = {"vlan_vid": "0x1000/0x1000"}
+"""Matches frames with a VLAN tag of any VLAN: OFPVID_PRESENT."""
+
 DEFAULT_PRIORITY = 1
 """Not 0, so that another controller's table-miss flow can stay where it is."""
 
@@ -66,6 +69,7 @@ BY_PORT, BY_MAC, BY_IP = 300, 200, 100
 AGREES = 20
 FORGES = 40  # What a router says, or another neighbor, with a source that agrees.
 ADVERTISES = 60  # What a neighbor says of itself.
+IS_TAGGED = 80
 
 # Table 1: 1000 + 2 * prefix length, and the VM's own entry before its tenant's.
 DESTINATION_BASE = 1000
@@ -306,6 +310,11 @@ class _Builder:
             # Sent by the VM under a name that is not its own: no rate applies to
             # it, so it must not pass.
             self.add(VM_TABLE, level, base, number)
+        if self.config.forwarding.mode == "static":
+            # Nothing there looks at VLANs, so a tag would leave by any port.
+            froms = list(_sources(vm.ips, own_only=True)) if level == BY_IP else [base]
+            for match in froms:
+                self.add(VM_TABLE, level + IS_TAGGED, {**match, **TAGGED}, number)
         for destination in vm.destinations.values():
             self.destination(tenant, vm, destination)
         return True
