@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,11 @@ def test_datapath_ids(text: str, number: int) -> None:
 
 # What a bad file is told.
 
+NO_CHARACTER = (
+    "not YAML: while scanning a quoted scalar found an escape that is not a Unicode character"
+)
+HUGE = "0x" + "f" * 4000  # More decimal digits than Python shows.
+
 
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -233,12 +239,29 @@ def test_datapath_ids(text: str, number: int) -> None:
         ("a: &a [*a]", "contains itself"),
         ("tenants: {red: {vms: {}}, red: {vms: {}}}", "tenants.red: given twice (first on line 1)"),
         ("tenants: !!python/object:os.system {}", "tenants: unknown tag"),
+        ('a:\n  b: "\\U00110000"', f"f.yaml:2: {NO_CHARACTER}"),
+        ('a:\n  b: "\\UFFFFFFFF"', f"f.yaml:2: {NO_CHARACTER}"),
+        ('a:\n  b: "\\uD800"', f"f.yaml:2: {NO_CHARACTER}"),
+        (vm(f"burst: {HUGE}", "\n"), "f.yaml:3: tenants.red.vms.a.burst: '0xffff"),
+        (vm(f"ip: [{HUGE}]"), "fff... is not an IP address"),
+        (f"switches: [{HUGE}]\ntenants: {{}}", "fff... is not a datapath id"),
+        (f"#\n%YAML {'1' * 5000}.1\n---\na: 1", "f.yaml:2: not YAML: Exceeds the limit"),
         ("[" * 5000, "not YAML: nested too deep|not YAML|nested"),
     ],
 )
 def test_a_bad_file_is_told(text: str, said: str) -> None:
     told = "\n".join(problems(text))
     assert any(part in told for part in said.split("|")), told
+
+
+@pytest.mark.parametrize("value", [HUGE, "9" * 4000, "1.0e999", "[[[10.0.0.1]]]", "{a: {b: 1}}"])
+def test_what_is_refused_can_be_told_in_json(value: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        config.parse(vm(f"ip: {value}"))
+    (problem,) = caught.value.problems
+    told = json.loads(json.dumps(problem.as_dict(), allow_nan=False))
+    assert told["field"] == "tenants.red.vms.a.ip"
+    assert isinstance(told["value"], str)
 
 
 def test_all_is_told_at_once_with_lines() -> None:

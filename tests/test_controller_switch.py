@@ -371,6 +371,45 @@ def test_reload(br0: Switch, controller: Start, how: str) -> None:
     assert running.get("/v1/status")["last_reload_error"] is None
 
 
+@pytest.mark.parametrize("rate", ['"\\U00110000"', "0x" + "f" * 4000])
+def test_signals_are_heard_after_a_reload_of_anything(controller: Start, rate: str) -> None:
+    running = controller(QUIET)
+    assert running.process is not None
+    running.config.write_text(f"tenants: {{red: {{vms: {{a: {{port: p, rate: {rate}}}}}}}}}\n")
+    running.process.send_signal(signal.SIGHUP)
+    wait_for("an error", lambda: running.get("/v1/status")["last_reload_error"])
+    running.config.write_text(QUIET)
+    running.process.send_signal(signal.SIGHUP)
+    wait_for("another reload", lambda: running.get("/v1/status")["reloads"] == 1)
+    assert running.stop(signal.SIGTERM) == 0
+    assert "Traceback" not in running.log.read_text()
+
+
+def test_signals_are_heard_after_a_reload_that_breaks(
+    controller: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaks.py").write_text(
+        "from ryu.base import app_manager\n"
+        "import ryu_rates\n"
+        "class App(app_manager.RyuApp):\n"
+        "    pass\n"
+        "def reload(self):\n"
+        "    raise RuntimeError('what nobody has thought of')\n"
+        "ryu_rates.RyuRates.reload = reload\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    running = controller(QUIET, "--ryu-app", "breaks")
+    assert running.process is not None
+    for count in (1, 2):
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(
+            "it in the log",
+            lambda n=count: running.log.read_text().count("RuntimeError: what nobody") == n,
+        )
+    assert "reload failed" in running.log.read_text()
+    assert running.stop(signal.SIGTERM) == 0
+
+
 def test_a_bad_file_at_the_start(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("tenants:\n  red:\n    vms:\n      a: {port: p, rate: 5 furlongs, x: 1}\n")

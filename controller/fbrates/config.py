@@ -224,7 +224,9 @@ def parse_ips(value: object) -> tuple[Address, ...]:
         try:
             address = ipaddress.ip_address(item if isinstance(item, str) else "")
         except ValueError:
-            raise units.UnitError(f"{item!r} is not an IP address", IP_ALLOWED) from None
+            raise units.UnitError(
+                f"{loader.shorten(item)} is not an IP address", IP_ALLOWED
+            ) from None
         if address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
             raise units.UnitError(f"{item} is not the address of one host", IP_ALLOWED)
         if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
@@ -323,7 +325,7 @@ def parse_switches(value: object) -> frozenset[int] | None:
         elif isinstance(item, str) and re.fullmatch(r"[0-9A-Fa-f]{16}|0x[0-9A-Fa-f]{1,16}", item):
             number = int(item, 16)
         if number is None or not 0 < number < 1 << 64:
-            raise units.UnitError(f"{item!r} is not a datapath id", SWITCHES_ALLOWED)
+            raise units.UnitError(f"{loader.shorten(item)} is not a datapath id", SWITCHES_ALLOWED)
         result.add(number)
     return frozenset(result)
 

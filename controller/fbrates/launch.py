@@ -244,10 +244,7 @@ def _handle_signals(eventlet: Any, hub: Any) -> None:
         while True:
             for number in pipe.read(1):
                 if number == signal.SIGHUP:
-                    import ryu_rates
-
-                    if ryu_rates.RyuRates.instance is not None:
-                        ryu_rates.RyuRates.instance.reload()
+                    _reload()
                 elif number in (signal.SIGTERM, signal.SIGINT):
                     print(f"{PROGRAM}: {signal.Signals(number).name}, ending", flush=True)
                     # Ryu's manager closes its applications on this.
@@ -255,6 +252,22 @@ def _handle_signals(eventlet: Any, hub: Any) -> None:
                     return
 
     hub.spawn(watch)
+
+
+def _reload() -> None:
+    """Read the file again.
+
+    Never raises: the green thread that calls this is the one that hears all signals.
+    """
+    import logging
+
+    try:
+        import ryu_rates
+
+        if ryu_rates.RyuRates.instance is not None:
+            ryu_rates.RyuRates.instance.reload()
+    except Exception:
+        logging.getLogger("flowbundler").exception("reload failed")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ core schema, keys are always text, and a key given twice is an error.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,11 @@ import yaml
 MAX_BYTES = 16 << 20
 MAX_NODES = 2_000_000
 """Bounds what a file may expand to through aliases."""
+MAX_NUMBER = 64
+"""Characters of the longest number.  A longer one is left as text: nothing in the file is
+as large, and from 4301 digits on Python refuses to show it."""
+MAX_SHOWN = 60
+"""Characters of a value in a message."""
 
 Path = tuple[str | int, ...]
 
@@ -36,7 +42,7 @@ class Problem:
         where = ""
         if filename is not None:
             where = f"{filename}:{self.line}: " if self.line is not None else f"{filename}: "
-        value = "" if self.value is None else f"{_shorten(self.value)}: "
+        value = "" if self.value is None else f"{shorten(self.value)}: "
         allowed = "" if self.allowed is None else f"; allowed: {self.allowed}"
         name = f"{self.field}: " if self.field else ""
         return f"{where}{name}{value}{self.message}{allowed}"
@@ -45,7 +51,7 @@ class Problem:
         """Give what the REST interface answers with."""
         result: dict[str, Any] = {
             "field": self.field,
-            "value": self.value,
+            "value": plain(self.value),
             "allowed": self.allowed,
             "message": self.message,
         }
@@ -88,15 +94,44 @@ def dotted(path: Path) -> str:
     return text
 
 
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def shorten(value: Any) -> str:
+    """Show any value in at most 60 characters; never fails."""
+    try:
+        text = repr(value)
+    except Exception:
+        # Nested too deep, an integer of too many digits, whatever comes.
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def plain(value: Any) -> Any:
+    """Give what an answer in JSON shows of a value: a scalar itself, else text."""
+    if isinstance(value, int) and abs(value) >= 10**MAX_SHOWN:
+        return shorten(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return shorten(value)
+    return value if value is None or isinstance(value, int | float | str) else shorten(value)
 
 
 class _Loader(yaml.SafeLoader):
     """A safe loader whose plain scalars follow YAML 1.2's core schema."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> list[str]:
+        """Read a part of a quoted scalar; PyYAML lets escapes name any number."""
+        try:
+            chunks: list[str] = super().scan_flow_scalar_non_spaces(double, start_mark)
+            "".join(chunks).encode()
+        except (ValueError, OverflowError):
+            # Beyond Unicode, or half of a UTF-16 pair, which no one could print.
+            raise yaml.scanner.ScannerError(
+                "while scanning a quoted scalar",
+                start_mark,
+                "found an escape that is not a Unicode character",
+                self.get_mark(),
+            ) from None
+        return chunks
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|)$"), ["~", "n", ""])
@@ -122,8 +157,10 @@ def parse(text: str) -> Document:
     """
     if len(text) > MAX_BYTES:
         raise InvalidConfig([Problem("", f"file is larger than {MAX_BYTES} bytes")])
+    loader = None
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
@@ -132,6 +169,13 @@ def parse(text: str) -> Document:
         ) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise InvalidConfig([Problem("", f"not YAML: {str(error) or 'nested too deep'}")]) from None
+    except (ValueError, OverflowError) as error:
+        # PyYAML's scanner converts some numbers itself, such as a directive's version.
+        line = loader.line + 1 if loader is not None else None
+        raise InvalidConfig([Problem("", f"not YAML: {error}", line=line)]) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
     document = Document(None)
     if node is not None:
         try:
@@ -208,6 +252,8 @@ class _Converter:
         if tag == "bool":
             return text == "true"
         if tag == "int":
+            if len(text) > MAX_NUMBER:
+                return text
             try:
                 return int(text, 0) if text[:2].lower() == "0x" else int(text)
             except ValueError:
