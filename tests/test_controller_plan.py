@@ -571,6 +571,42 @@ def test_a_port_that_comes_moves_and_goes() -> None:
     assert world.in_sync
 
 
+def test_a_link_that_flaps_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World().up()
+    connection = world.switch.sync
+    assert connection is not None
+    build, built = plan.build, []
+
+    def counted(*arguments: Any) -> plan.Plan:
+        built.append(arguments)
+        return build(*arguments)
+
+    monkeypatch.setattr(plan, "build", counted)
+    world.switch.sent.clear()
+    for _ in range(1000):
+        connection.port_changed("vm-a", 1, deleted=False)
+        connection.port_changed("never-seen", 77, deleted=True)
+    assert (built, world.switch.sent) == ([], [])
+    connection.port_changed("vm-a", 7, deleted=False)
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("answer", ["older", "newer"])
+def test_ports_that_change_while_they_are_asked_for(answer: str) -> None:
+    world = World(ports={"vm-a": 1, "vm-b": 2})
+    connection = world.switch.connect(world.service)
+    for _ in range(1000):
+        connection.port_changed("vm-a", 1, deleted=False)
+    connection.port_changed("vm-b", 2, deleted=True)
+    connection.port_changed("up", 2, deleted=False)
+    if answer == "newer":
+        world.switch.ports = {"vm-a": 1, "up": 2}
+    world.switch.run()
+    assert connection.ports == {"vm-a": 1, "up": 2}
+    assert world.switch.sent.count(sync.PortsRequest()) == 1
+    assert world.in_sync
+
+
 def test_an_audit_repairs_what_someone_else_did() -> None:
     world = World().up()
     wanted = (dict(world.switch.meters), dict(world.switch.flows))

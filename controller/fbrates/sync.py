@@ -193,6 +193,8 @@ class SwitchSync:
         self._log = log
         self._ports_xid: int | None = None
         self._asked_ports = 0.0
+        self._port_changes: list[tuple[str, int, bool]] = []
+        """Told since the ports were asked for."""
         self._trial: _Trial | None = None
         self._audit: _Audit | None = None
         self._audited_at: float | None = None
@@ -239,22 +241,35 @@ class SwitchSync:
                 self._log.warning("switch %s: two ports are named %s", self.name, name)
         if not more:
             self._ports_xid = None
+            # Those that the answer is older than, and those before it: all that the
+            # switch has told of a port until now, so the last one is true either way.
+            changes, self._port_changes = self._port_changes, []
+            for change in changes:
+                self._change_port(*change)
             self._begin()
 
     def port_changed(self, name: str, number: int, deleted: bool) -> None:
-        """Take a port-status message."""
+        """Take a port-status message.
+
+        Most say nothing that matters here, such as that a guest took its link down, and
+        guests can cause as many as they like: these must cost nothing.
+        """
         if self._ports_xid is not None:
-            # The answer under way may be older than this: ask again.
-            self._ask_ports()
-            return
+            self._port_changes.append((name, number, deleted))
+        elif self._change_port(name, number, deleted):
+            self.replan()
+
+    def _change_port(self, name: str, number: int, deleted: bool) -> bool:
+        """Take note of a port; False if that is what was known of it."""
+        if (self.ports.get(name) == number) != deleted:
+            return False
         if deleted:
-            if self.ports.get(name) == number:
-                del self.ports[name]
-        else:
-            for other in [n for n, value in self.ports.items() if value == number]:
-                del self.ports[other]
-            self.ports[name] = number
-        self.replan()
+            del self.ports[name]
+            return True
+        for other in [n for n, value in self.ports.items() if value == number]:
+            del self.ports[other]
+        self.ports[name] = number
+        return True
 
     def meters_reply(self, xid: int, meters: Iterable[Meter], more: bool = False) -> None:
         """Take (a part of) the answer to MetersRequest."""
@@ -480,6 +495,7 @@ class SwitchSync:
 
     def _ask_ports(self) -> None:
         self.ports = {}
+        self._port_changes = []
         self._ports_xid = self._send(PortsRequest())
         self._asked_ports = self._clock()
 
