@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import urllib.parse
 from collections import deque
 from typing import Any
 
@@ -214,17 +215,13 @@ class RestController(ControllerBase):
     def answer(self, req: Any, **_kwargs: Any) -> WebobResponse:
         """Answer any request below /v1."""
         try:
-            response = self.api.handle(req.method, req.path_info, _read_body(req))
+            return _to_webob(self.api.handle(req.method, _path(req), _read_body(req)))
         except RequestError as error:
-            response = error.response
+            return _to_webob(error.response)
         except Exception:
-            LOG.exception("%s %s", req.method, req.path_info)
-            response = Response(500, {"error": {"message": "internal error, see the log"}})
-        return WebobResponse(
-            status=response.status,
-            body=response.encode(),
-            headerlist=[("Content-Type", "application/json"), *response.headers.items()],
-        )
+            # Only what cannot fail again: not what webob would have to decode.
+            LOG.exception("%s %r", req.method, req.environ.get("PATH_INFO"))
+            return _to_webob(Response(500, {"error": {"message": "internal error, see the log"}}))
 
     @route("flowbundler", "/metrics", methods=["GET"])
     def scrape(self, _req: Any, **_kwargs: Any) -> WebobResponse:
@@ -232,6 +229,24 @@ class RestController(ControllerBase):
         return WebobResponse(
             body=self.metrics.render(), headerlist=[("Content-Type", metrics.CONTENT_TYPE)]
         )
+
+
+def _to_webob(response: Response) -> WebobResponse:
+    return WebobResponse(
+        status=response.status,
+        body=response.encode(),
+        headerlist=[("Content-Type", "application/json"), *response.headers.items()],
+    )
+
+
+def _path(req: Any) -> str:
+    try:
+        path: str = req.path_info
+    except UnicodeDecodeError:
+        # WSGI's PATH_INFO has a character for each byte.
+        shown = urllib.parse.quote(req.environ["PATH_INFO"].encode("latin-1"))
+        raise RequestError(400, "the path is not UTF-8", "path", shown, "quoted UTF-8") from None
+    return path
 
 
 def _read_body(req: Any) -> bytes:

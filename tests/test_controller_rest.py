@@ -230,6 +230,27 @@ def test_a_bad_request(
     assert world.switch.changes() == []
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"[1, [2]]", "[1, [2]]"),
+        (b'{"rate": {"a": []}}', "{'a': []}"),
+        (b'{"rate": [' + b"0, " * 99 + b"0]}", "[" + "0, " * 18 + "0,..."),
+        (b'{"rtae": [1]}', "[1]"),
+        (b'{"rate_bps": 1e400}', "inf"),
+        (b'{"rate_bps": 1' + b"0" * 60 + b"}", "1" + "0" * 56 + "..."),
+        (b'{"rate": 77}', 77),
+        (b'{"rate": true}', True),
+        (b'{"rate": "x"}', "x"),
+    ],
+)
+def test_only_scalars_are_sent_back(world: World, body: bytes, shown: Any) -> None:
+    answer = world.put(f"{VM}/rate", body)
+    assert answer.status == 400
+    json.dumps(answer.body, allow_nan=False)
+    assert answer.body["error"]["value"] == shown
+
+
 def test_unknown_names_tell_the_known(world: World) -> None:
     allowed = world.put("/v1/tenants/red/vms/z/rate", {}).body["error"]["allowed"]
     assert allowed == ["a", "gone"]
@@ -314,7 +335,7 @@ def ask(server: Controller) -> Iterator[Ask]:
     parts = urllib.parse.urlsplit(server.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
 
-    def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    def ask(method: str, path: str | bytes, body: Any = None, **headers: str) -> tuple[int, Any]:
         quoted = urllib.parse.quote(path)
         connection.request(
             method, quoted, body, headers, encode_chunked="Transfer-Encoding" in headers
@@ -350,6 +371,28 @@ def test_a_chunked_body_is_read(ask: Ask) -> None:
     status, answer = ask("PUT", f"{VM}/rate", pieces, **{"Transfer-Encoding": "chunked"})
     assert (status, answer["new_rate"]) == (202, "6Mbps")
     assert "no connected switch" in answer["reason"]
+
+
+def test_a_path_that_is_not_utf8(ask: Ask) -> None:
+    for path in (b"/v1/\xff", b"/v1/tenants/\xc3/vms/a/rate", b"/v1/\xed\xa0\x80"):
+        status, answer = ask("GET", path)
+        assert (status, answer["error"]["field"]) == (400, "path")
+        assert answer["error"]["value"] == urllib.parse.quote(path)
+        assert "not UTF-8" in answer["error"]["message"]
+    assert ask("GET", "/v1/tenants")[0] == 200
+
+
+def test_bodies_nested_to_any_depth(ask: Ask) -> None:
+    # Somewhere here is what Python reads and would not write, or show, again.
+    for depth in (1, 50, *range(100, 1000, 25), 2000, 30_000):
+        for body in (
+            b"[" * depth + b"]" * depth,
+            b'{"rate": ' + b"[" * depth + b"]" * depth + b"}",
+        ):
+            status, answer = ask("PUT", f"{VM}/rate", body)
+            assert (status, answer["error"]["field"] in ("body", "rate")) == (400, True), depth
+            assert isinstance(answer["error"]["value"], str)
+            assert len(answer["error"]["value"]) <= 60
 
 
 def test_quoted_prefixes(server: Controller, ask: Ask) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fbrates import config, units
 from fbrates.config import Destination, ShareError, Vm
-from fbrates.loader import InvalidConfig
+from fbrates.loader import InvalidConfig, plain
 from fbrates.service import Service, UnknownName
 from fbrates.sync import Waiter
 
@@ -53,13 +53,14 @@ class RequestError(Exception):
         allowed: Any = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        """Say why; of a `value` that is not a scalar only a short text is sent back."""
         super().__init__(message)
         self.response = Response(
             status,
             {
                 "error": {
                     "field": field_name,
-                    "value": value,
+                    "value": plain(value),
                     "allowed": allowed,
                     "message": message,
                 }
