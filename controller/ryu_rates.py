@@ -5,7 +5,8 @@ Ryu's event handlers, the translation of plain messages to Ryu's classes and bac
 Ryu's WSGI in front of the REST interface.
 
 ``utilities/fb-controller`` starts it.  Under a ``ryu-manager`` of one's own, the
-environment variable FLOWBUNDLER_CONFIG names the file of tenants.
+environment variable FLOWBUNDLER_CONFIG names the file of tenants, and
+FLOWBUNDLER_REST_NAMES the names, with commas between, that REST is asked for by.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import urllib.parse
 from collections import deque
 from typing import Any
 
+from ryu import cfg
 from ryu.app.wsgi import ControllerBase, WSGIApplication, route
 from ryu.base import app_manager
 from ryu.controller import ofp_event
@@ -27,12 +29,13 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from webob import Response as WebobResponse
 
 import shape_band
-from fbrates import config, metrics, plan, sync
+from fbrates import config, metrics, origin, plan, sync
 from fbrates.rest import MAX_BODY, Api, RequestError, Response, too_large
 from fbrates.service import Service
 from fbrates.sharing import MeterSample
 
 CONFIG_VARIABLE = "FLOWBUNDLER_CONFIG"
+NAMES_VARIABLE = "FLOWBUNDLER_REST_NAMES"
 TICK = 0.5
 LOG = logging.getLogger("flowbundler")
 
@@ -55,8 +58,14 @@ class RyuRates(app_manager.RyuApp):
         self.service = Service(lambda: config.load(filename), hub.Event, log=LOG)
         self.api = Api(self.service)
         self.connections: dict[Any, Connection] = {}
+        names = [cfg.CONF.wsapi_host, *os.environ.get(NAMES_VARIABLE, "").split(",")]
         kwargs["wsgi"].register(
-            RestController, {"api": self.api, "metrics": metrics.Metrics(self.service)}
+            RestController,
+            {
+                "api": self.api,
+                "metrics": metrics.Metrics(self.service),
+                "names": frozenset(name.lower() for name in names if origin.NAME.fullmatch(name)),
+            },
         )
         LOG.info("%s: %d rates", filename, len(self.service.rates))
         RyuRates.instance = self
@@ -210,11 +219,13 @@ class RestController(ControllerBase):
         super().__init__(req, link, data, **config)
         self.api: Api = data["api"]
         self.metrics: metrics.Metrics = data["metrics"]
+        self.names: frozenset[str] = data["names"]
 
     @route("flowbundler", "/v1{rest:(/.*)?}")
     def answer(self, req: Any, **_kwargs: Any) -> WebobResponse:
         """Answer any request below /v1."""
         try:
+            origin.check(req.headers, self.names)
             return _to_webob(self.api.handle(req.method, _path(req), _read_body(req)))
         except RequestError as error:
             return _to_webob(error.response)
@@ -224,8 +235,12 @@ class RestController(ControllerBase):
             return _to_webob(Response(500, {"error": {"message": "internal error, see the log"}}))
 
     @route("flowbundler", "/metrics", methods=["GET"])
-    def scrape(self, _req: Any, **_kwargs: Any) -> WebobResponse:
+    def scrape(self, req: Any, **_kwargs: Any) -> WebobResponse:
         """Answer Prometheus."""
+        try:
+            origin.check(req.headers, self.names)
+        except RequestError as error:
+            return _to_webob(error.response)
         return WebobResponse(
             body=self.metrics.render(), headerlist=[("Content-Type", metrics.CONTENT_TYPE)]
         )

@@ -320,7 +320,8 @@ def test_views(world: World) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    running = Controller(tmp_path_factory.mktemp("controller"), FILE)
+    directory = tmp_path_factory.mktemp("controller")
+    running = Controller(directory, FILE, "--rest-name", "ctl.example")
     try:
         yield running.start()
     finally:
@@ -371,6 +372,51 @@ def test_a_chunked_body_is_read(ask: Ask) -> None:
     status, answer = ask("PUT", f"{VM}/rate", pieces, **{"Transfer-Encoding": "chunked"})
     assert (status, answer["new_rate"]) == (202, "6Mbps")
     assert "no connected switch" in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("Origin", "http://evil.example"), ("Origin", "null"), ("Origin", "")]
+    + [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site")]
+    + [("Host", "evil.example"), ("Host", "evil.example:8080"), ("Host", "localhost.evil.example")]
+    + [("Host", "127.0.0.1.evil.example"), ("Host", "[127.0.0.1]"), ("Host", "[localhost]")]
+    + [("Host", "::1"), ("Host", "127.1"), ("Host", "")],
+)
+def test_what_a_web_page_asks_for_is_refused(ask: Ask, header: str, value: str) -> None:
+    before = ask("GET", "/v1/tenants")
+    for method, path, body in (
+        ("PUT", f"{VM}/rate", b'{"rate": "5Mbps"}'),
+        ("POST", "/v1/reload", None),
+        ("GET", "/v1/tenants", None),
+        ("GET", "/metrics", None),
+    ):
+        status, answer = ask(method, path, body, **{header: value})
+        error = answer["error"]
+        assert (status, error["field"], error["value"]) == (403, header, value), (method, path)
+        assert error["allowed"]
+    assert ask("GET", "/v1/tenants") == before
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("Sec-Fetch-Site", "none"), ("Sec-Fetch-Site", "same-origin")]
+    + [("Host", "localhost"), ("Host", "LocalHost:8080"), ("Host", "192.0.2.1:80")]
+    + [("Host", "[::1]"), ("Host", "[fd00::1]:8080"), ("Host", "Ctl.Example:8080")],
+)
+def test_what_is_no_web_page_is_answered(ask: Ask, header: str, value: str) -> None:
+    status, answer = ask("GET", VM, None, **{header: value})
+    assert (status, answer["file_rate"]) == (200, "300Mbps")
+
+
+def test_the_name_listened_on_is_answered(tmp_path: Path) -> None:
+    # Not an IP address as Host has it, and still what every resolver knows.
+    running = Controller(tmp_path, FILE, "--rest-listen", "127.1:0")
+    try:
+        running.start()
+        assert running.url.startswith("http://127.1:")
+        running.get("/v1/status")
+    finally:
+        running.stop()
 
 
 def test_a_path_that_is_not_utf8(ask: Ask) -> None:

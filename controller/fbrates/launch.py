@@ -32,6 +32,17 @@ def address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def host_name(text: str) -> str:
+    """Read the name of a host, without a port."""
+    from fbrates.origin import NAME
+
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a host's name: 1 to 253 letters, digits, '.', '-' and '_'"
+        )
+    return text
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -55,6 +66,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         default=("127.0.0.1", 8080),
         metavar="HOST:PORT",
         help="where REST is (default 127.0.0.1:8080; it has no authentication)",
+    )
+    parser.add_argument(
+        "--rest-name",
+        type=host_name,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which REST is asked, beside localhost, IP addresses and the "
+        "HOST of --rest-listen (repeatable)",
     )
     parser.add_argument("--check", action="store_true", help="only check the file: status 0 or 1")
     parser.add_argument(
@@ -127,6 +147,7 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
     import logging
 
     os.environ["FLOWBUNDLER_CONFIG"] = options.config
+    os.environ["FLOWBUNDLER_REST_NAMES"] = ",".join(options.rest_name)
     ofp_listen = _free_port(options.ofp_listen)
     rest_listen = _free_port(options.rest_listen)
     _watch_listeners(eventlet, {"OpenFlow": ofp_listen, "REST": rest_listen})
