@@ -1453,9 +1453,13 @@ test_queue_moves(void)
     unsigned int poller[N_RXQS] = { 0 };
     uint16_t ids[N_RXQS];
 
+    struct dp_packet *packet = dp_packet_new(MTU);
+
     for (int t = 0; t < N_THREADS; t++) {
         threads[t] = shaper_thread_create();
+        CHECK(!shaper_thread_pool(threads[t], packet), "more than one pool");
     }
+    dp_packet_delete(packet);
     for (int q = 0; q < N_RXQS; q++) {
         ids[q] = shaper_rxq_id_alloc();
     }

@@ -54,12 +54,12 @@ fence_init(void)
           ovs_strerror(errno));
 }
 
-/* Returns a copy of the 'size' bytes at 'data' that ends at the fence.  Valid
- * until the next call. */
+/* Returns a copy of the 'size' bytes at 'data' that ends at the fence, or a few
+ * bytes before, since messages are aligned.  Valid until the next call. */
 static void *
 fenced(const void *data, size_t size)
 {
-    return memcpy(fence - size, data, size);
+    return memcpy(fence - ROUND_UP(size, 8), data, size);
 }
 
 /* Decodes the 'size' bytes at 'data' as a message, if they are one, as all
