@@ -43,7 +43,8 @@ late_find(const struct edt_finder *finder, uint32_t id, bool late,
 
 /* Reserves time for 'turn' of all its meters and fills in '*grant'.  Returns
  * false if the first packet would have to wait longer than one of them allows;
- * then no time is consumed, and that meter has counted the packet as dropped.
+ * then no time is consumed, and that meter has counted the packet as dropped,
+ * unless 'turn' is tentative.
  *
  * If none of the meters exists any more, what still waits goes on at the rate
  * it had: a meter that is deleted does not set free a burst.
@@ -65,6 +66,7 @@ edt_late_reserve(const struct edt_finder *finder, const struct edt_turn *turn,
     grant->edt_ns = turn->since_ns;
     grant->max_delay_ns = grant->ecn_threshold_ns = UINT64_MAX;
     grant->gap_ns = 0;
+    grant->fair = !n;
     for (size_t i = 0; i < n; i++) {
         if (meters[i].params->limits.per_packet) {
             /* Where packets count, a turn is one packet. */
@@ -86,13 +88,16 @@ edt_late_reserve(const struct edt_finder *finder, const struct edt_turn *turn,
                                  &meters[j].reservation, 0,
                                  edt_units(meters[j].params, &amount), true);
             }
-            edt_meter_count_drop(m->meter, turn->first_bytes);
+            if (!turn->tentative) {
+                edt_meter_count_drop(m->meter, turn->first_bytes);
+            }
             return false;
         }
 
         uint64_t edt_ns = edt_reservation_edt_ns(&m->reservation, m->params,
                                                  turn->since_ns, 0);
 
+        grant->fair |= m->params->limits.fair;
         grant->edt_ns = MAX(grant->edt_ns, edt_ns);
         grant->gap_ns = MAX(grant->gap_ns, m->params->gap_ns);
         grant->max_delay_ns = MIN(grant->max_delay_ns,

@@ -40,6 +40,10 @@ struct edt_meter;
  * (Shreedhar and Varghese, 1995), by however many threads and ports they
  * leave.  A changed rate applies to packets that wait already.
  *
+ * When a meter ceases to be fair, packets wait for it in this way that have
+ * yet to get a time, and new ones get theirs on arrival.  So that these do not
+ * get ahead, a FIFO whose turn comes then reserves for all that it holds.
+ *
  * A turn is reserved from the moment on at which the FIFO's previous packet
  * was due, not from the later one at which a poll has found it to be, so that
  * late polls take nothing from the rate. */
@@ -69,6 +73,7 @@ struct edt_turn {
     uint32_t n_bytes;
     uint64_t arrival_ns;            /* Of the first packet. */
     uint64_t since_ns;              /* Not before 'arrival_ns'. */
+    bool tentative;                 /* If it is refused, is it not dropped? */
 };
 
 /* What a turn was given. */
@@ -80,6 +85,8 @@ struct edt_grant {
     uint64_t ecn_threshold_ns;      /* Wait above which they want a packet to
                                      * be marked with CE, UINT64_MAX: none. */
     uint32_t gap_ns;                /* Of an MTU at the lower rate. */
+    bool fair;                      /* Is one of the meters (still) fair, or
+                                     * none left? */
 };
 
 bool edt_late_reserve(const struct edt_finder *, const struct edt_turn *,

@@ -136,7 +136,10 @@ count_packets(struct dp_packet_batch *batch, bool tso_enabled, uint32_t *ends)
 /* Notes in the stamps of 'batch' that 'meter_id', with parameters 'p', is to
  * reserve time for the packets when they are about to leave ("edt-late.h").
  * Returns false, having done nothing, if there are packets among them of which
- * two meters are already to do so. */
+ * two meters are already to do so.
+ *
+ * A meter that is not fair has done its part, so a stamp can forget its id:
+ * what is left to tell the packets' FIFO are the fair ones'. */
 static bool
 stamp_late(struct dp_packet_batch *batch, const struct edt_params *p,
            uint32_t meter_id, uint64_t now_ns)
@@ -144,7 +147,8 @@ stamp_late(struct dp_packet_batch *batch, const struct edt_params *p,
     struct dp_packet *packet;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        if (packet->md.edt.edt_ns && packet->md.edt.late & EDT_LATE_LAST) {
+        if (packet->md.edt.edt_ns
+            && packet->md.edt.late == (EDT_LATE_FIRST | EDT_LATE_LAST)) {
             return false;
         }
     }
@@ -154,13 +158,18 @@ stamp_late(struct dp_packet_batch *batch, const struct edt_params *p,
         if (!stamp->edt_ns) {
             stamp->edt_ns = now_ns;
             stamp->gap_ns = p->gap_ns;
-            stamp->first_meter = meter_id;
+            stamp->first_meter = stamp->last_meter = meter_id;
             stamp->late = EDT_LATE_FIRST;
-        } else {
-            stamp->gap_ns = MAX(stamp->gap_ns, p->gap_ns);
-            stamp->late |= EDT_LATE_LAST;
+            continue;
         }
-        stamp->last_meter = meter_id;
+        stamp->gap_ns = MAX(stamp->gap_ns, p->gap_ns);
+        if (!(stamp->late & EDT_LATE_LAST)) {
+            stamp->last_meter = meter_id;
+            stamp->late |= EDT_LATE_LAST;
+        } else {
+            stamp->first_meter = meter_id;
+            stamp->late |= EDT_LATE_FIRST;
+        }
     }
     return true;
 }

@@ -41,7 +41,13 @@ struct nlattr;
  * Meters that follow each other directly in a list of actions admit packets
  * jointly: what a later one drops does not consume the rate of the earlier
  * ones.  The datapath keeps a 'struct edt_chain' while it executes a list of
- * actions, so that a reservation can be taken back. */
+ * actions, so that a reservation can be taken back.
+ *
+ * Fair meters ("edt-late.h") only leave their ids in stamps, and are not in
+ * chains.  What one of them drops, when the packet has waited, has consumed
+ * nothing of the other fair one, but the time that meters that are not fair
+ * have given it is lost: copies of the packet may have left, so that nobody
+ * can tell whether it is theirs to give back. */
 
 #define EDT_CHAIN_MAX 4
 

@@ -60,6 +60,7 @@ BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
 #define FLOW_REAP_MAX 4             /* FIFOs freed per drain at most. */
 
 #define MAX_EXPIRED 64              /* Dropped in one call at most. */
+#define MAX_LINE 4096               /* Packets given times in one call. */
 #define DUE_BURST 64                /* FIFOs taken from the wheel at once. */
 #define CLASS_TURNS 8               /* Packets of a queue in its turn. */
 
@@ -201,6 +202,8 @@ OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
     uint32_t n_bytes;               /* Held. */
     uint32_t turn_bytes;            /* Left of its turn. */
     bool in_turn;                   /* Has a part of it left? */
+    uint32_t n_line;                /* First packets, if there is no turn, for
+                                     * which time is reserved: 'edt_ns'. */
     uint64_t turn_edt_ns;           /* Of all packets of the turn. */
     uint64_t max_delay_ns;          /* Of its meters. */
     uint64_t ecn_threshold_ns;      /* Of its meters. */
@@ -596,6 +599,7 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     q->n_bytes = 0;
     q->turn_bytes = 0;
     q->in_turn = false;
+    q->n_line = 0;
     q->max_delay_ns = UINT64_MAX;
     q->ecn_threshold_ns = UINT64_MAX;
     atomic_store_relaxed(&q->tx_packets, UINT64_C(0));
@@ -855,6 +859,7 @@ flow_drop_head(struct flow_shaper *s, struct flow_queue *q,
         q->n_bytes -= held_bytes(&held);
         q->turn_bytes = 0;
         q->in_turn = false;
+        q->n_line -= q->n_line != 0;
     }
     count_drop(s, flow_class(s, q), cause);
     dp_packet_delete(held.packet);
@@ -875,6 +880,7 @@ turn_init(const struct flow_queue *q, struct edt_turn *turn, uint64_t now_ns)
     turn->first_meter = q->key.first_meter;
     turn->last_meter = q->key.last_meter;
     turn->late = q->key.late;
+    turn->tentative = false;
     turn->gap_ns = q->gap_ns;
     turn->arrival_ns = head->edt_ns;
     turn->first_bytes = turn->n_bytes = held_bytes(head);
@@ -892,6 +898,43 @@ turn_init(const struct flow_queue *q, struct edt_turn *turn, uint64_t now_ns)
     }
 }
 
+/* Reserves time for all packets of 'q', whose meters have granted 'turn' but
+ * are not fair any more, if they need not wait for too long: as if they had
+ * been in one line with others before packets come that are. */
+static void
+flow_line_up(struct flow_shaper *s, struct flow_queue *q,
+             struct edt_turn *turn, struct edt_grant *grant, uint64_t now_ns)
+{
+    const uint32_t max = MIN(q->n_packets, MAX_LINE);
+    uint32_t turn_bytes = grant->n_bytes;
+    struct packet_chunk *c = q->head;
+    int i = q->head_idx;
+
+    turn->n_packets = 1;
+    turn->tentative = true;
+    for (q->n_line = 0; q->n_line < max; q->n_line++) {
+        if (i == CHUNK_PACKETS) {
+            c = c->next;
+            i = 0;
+        }
+
+        struct held_packet *held = &c->held[i++];
+
+        if (turn_bytes >= held_bytes(held)) {
+            turn_bytes -= held_bytes(held);
+        } else {
+            turn->first_bytes = turn->n_bytes = held_bytes(held);
+            turn->arrival_ns = held->edt_ns;
+            turn->since_ns = MAX(turn->since_ns, held->edt_ns);
+            if (held->edt_ns > now_ns
+                || !edt_late_reserve(&s->thread->meters, turn, grant)) {
+                break;
+            }
+        }
+        held->edt_ns = grant->edt_ns;
+    }
+}
+
 /* Puts 'q', of which the meters reserve late, where it belongs.  If it has no
  * turn, its meters are asked for one; packets that would have to wait for
  * longer than these allow are dropped. */
@@ -904,8 +947,8 @@ flow_schedule_late(struct flow_shaper *s, struct flow_queue *q,
         struct edt_turn turn;
         struct edt_grant grant;
 
-        if (q->turn_bytes || s->releasing) {
-            flow_schedule(s, q, q->turn_edt_ns, now_ns);
+        if (q->turn_bytes || q->n_line || s->releasing) {
+            flow_schedule(s, q, flow_head_edt(q), now_ns);
             if (q->state == FLOW_READY && q->in_turn) {
                 /* The rest of its turn leaves before others have their
                  * next. */
@@ -928,11 +971,15 @@ flow_schedule_late(struct flow_shaper *s, struct flow_queue *q,
         }
         if (edt_late_reserve(&s->thread->meters, &turn, &grant)) {
             q->in_turn = false;
-            q->turn_bytes = grant.n_bytes;
-            q->turn_edt_ns = grant.edt_ns;
             q->max_delay_ns = grant.max_delay_ns;
             q->ecn_threshold_ns = grant.ecn_threshold_ns;
             flow_set_gap(s, q, grant.gap_ns);
+            if (OVS_LIKELY(grant.fair)) {
+                q->turn_bytes = grant.n_bytes;
+                q->turn_edt_ns = grant.edt_ns;
+            } else {
+                flow_line_up(s, q, &turn, &grant, now_ns);
+            }
         } else {
             flow_drop_head(s, q, SHAPER_DROP_MAX_DELAY);
         }
@@ -1235,7 +1282,9 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         cause = SHAPER_DROP_FLOWS;
     } else if (OVS_UNLIKELY(q->key.late) && !flow_may_hold(q, bytes)) {
         cause = SHAPER_DROP_MAX_DELAY;
-        edt_late_count_drop(&s->thread->meters, q->key.first_meter, bytes);
+        edt_late_count_drop(&s->thread->meters,
+                            q->key.late & EDT_LATE_FIRST
+                            ? q->key.first_meter : q->key.last_meter, bytes);
     } else {
         if (!s->n_held) {
             /* Nothing was polled for while nothing was held. */
@@ -1579,11 +1628,12 @@ reap_idle_flows(struct flow_shaper *s, uint64_t now_ns)
     }
 }
 
-/* Has 'q', which the wheel had due at 'now_ns', no turn yet? */
+/* Has 'q', which the wheel had due, yet to ask its meters? */
 static inline bool
 flow_lacks_turn(const struct flow_shaper *s, const struct flow_queue *q)
 {
-    return OVS_UNLIKELY(q->key.late) && !q->turn_bytes && !s->releasing;
+    return OVS_UNLIKELY(q->key.late) && !q->turn_bytes && !q->n_line
+           && !s->releasing;
 }
 
 /* Makes 'q', which the wheel had due at 'now_ns', ready if it is. */
@@ -1724,6 +1774,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
         q->n_bytes -= bytes;
         q->turn_bytes -= MIN(bytes, q->turn_bytes);
         q->in_turn = q->turn_bytes != 0;
+        q->n_line -= q->n_line != 0;
     }
     if (q->n_packets) {
         flow_schedule_head(s, q, edt_ns, d->now_ns);
@@ -2214,6 +2265,9 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
     mine = *to;
     to->n_packets = 0;
     to->n_bytes = 0;
+    /* Among packets without a time those with one are not the first any more.
+     * They ask for one again: their meters' rate is kept, if not used up. */
+    to->n_line = 0;
     if (q->turn_bytes) {
         to->turn_edt_ns = to->turn_bytes
                           ? MIN(to->turn_edt_ns, q->turn_edt_ns)

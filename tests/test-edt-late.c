@@ -62,6 +62,7 @@ static uint64_t now_ns;
 static struct flow_shaper *shapers[2];
 static struct shaper_thread *threads[2];
 static size_t n_dropped;
+static bool any_order;          /* May packets of a flow overtake others? */
 
 /* Times of arrival, by the numbers that packets carry. */
 static uint64_t arrivals[MAX_PACKETS];
@@ -106,6 +107,7 @@ begin(void)
 
     now_ns = START_NS;
     n_flows = n_packets = n_dropped = 0;
+    any_order = false;
     memset(flows, 0, sizeof flows);
     memset(buckets, 0, sizeof buckets);
     for (int i = 0; i < MAX_METERS; i++) {
@@ -207,9 +209,10 @@ leave(const struct dp_packet *packet)
     memcpy(&port, data + 34, sizeof port);
     memcpy(number, data + 56, sizeof number);
     f = &flows[port];
-    CHECK(number[0] >= f->n_seen, "packet %"PRIu32" of flow %d after %"PRIu32,
-          number[0], port, f->n_seen);
-    f->n_seen = number[0] + 1;
+    CHECK(any_order || number[0] >= f->n_seen,
+          "packet %"PRIu32" of flow %d after %"PRIu32, number[0], port,
+          f->n_seen);
+    f->n_seen = MAX(f->n_seen, number[0] + 1);
     f->bytes += dp_packet_size(packet);
     f->max_wait_ns = MAX(f->max_wait_ns, now_ns - arrivals[number[1]]);
     for (int i = 0; i < 3 && f->meters[i] >= 0; i++) {
@@ -453,6 +456,78 @@ test_chain(void)
     }
 }
 
+/* Two meters of a row are fair wherever one that is not stands: a single
+ * packet does not wait for more than turns, and the lower rate is used up. */
+static void
+test_row(void)
+{
+    for (int early = 0; early < 3; early++) {
+        const uint64_t rates_mbps[] = { 40, 30, 20 };
+        uint64_t mtu_ns = MTU * 8000 / 20;
+        struct test_flow *bulk[2], *small;
+
+        begin();
+        for (int i = 0; i < 3; i++) {
+            set_meter(i, i == early ? 1000 * MBPS : rates_mbps[i] * MBPS, 0,
+                      10000000, i != early);
+        }
+        if (early == 2) {
+            mtu_ns = MTU * 8000 / 30;
+        }
+        bulk[0] = add_flow(MTU, 0, 1, 2);
+        bulk[1] = add_flow(MTU, 0, 1, 2);
+        small = add_flow(100, 0, 1, 2);
+        run(20 * MS, US, 0, 2, 40, false);
+        for (int i = 0; i < 100; i++) {
+            offer(small, 1, 0);
+            run(10 * MS, US, 0, 2, 40, false);
+        }
+        CHECK(small->n_seen == 100 && small->max_wait_ns
+              <= 3 * mtu_ns + GRANULARITY_NS + US,
+              "meter %d not fair: a small flow's packet waited for %"PRIu64
+              " ns", early, small->max_wait_ns);
+        /* The small flow's part is 80 kbit/s. */
+        for (int i = 0; i < 2; i++) {
+            check_rate(bulk[i], 1020 * MS,
+                       MTU * 8e9 / mtu_ns / 2 - 40000, 0.02);
+        }
+        end();
+    }
+}
+
+/* What a fair meter drops, it counts, and not the one before it in the row
+ * that is not fair, even if it is dropped because a FIFO is full. */
+static void
+test_row_drops(void)
+{
+    uint64_t drops[2], bytes;
+    struct test_flow *f;
+
+    for (int fair = 0; fair < 2; fair++) {
+        begin();
+        set_meter(!fair, 1000 * MBPS, 0, 50000, false);
+        set_meter(fair, 10 * MBPS, 0, 20000, true);
+        f = add_flow(MTU, 0, 1, -1);
+        for (int i = 0; i < 20; i++) {
+            offer(f, 20, 0);
+            run(5 * MS, US, 0, 0, 0, false);
+        }
+        /* The other meter makes the last packet of a batch wait, too. */
+        CHECK(f->max_wait_ns <= 20000 * US + 20 * MTU * 8 + GRANULARITY_NS
+              + US,
+              "a packet waited for %"PRIu64" ns", f->max_wait_ns);
+        for (int i = 0; i < 2; i++) {
+            edt_meter_get_late_drops(&meters[i], &drops[i], &bytes);
+        }
+        CHECK(!drops[!fair] && drops[fair] > 200
+              && drops[fair] == shaper_drops(),
+              "meter 0 has dropped %"PRIu64", meter 1 %"PRIu64" of %"PRIu64
+              ", but meter %d is fair", drops[0], drops[1], shaper_drops(),
+              fair);
+        end();
+    }
+}
+
 /* A changed rate holds for what waits already, and a meter that is deleted
  * does not set it free. */
 static void
@@ -477,6 +552,41 @@ test_change(void)
     run(20 * MS, 10 * US, 0, 0, 0, false);
     check_rate(f, 20 * MS, 20e6, 0.04);
     end();
+}
+
+/* A meter that becomes fair, and then not, and so on, keeps its rate and uses
+ * it up.  If that takes longer than packets wait, of these nothing is dropped
+ * or overtaken (leave() checks that). */
+static void
+test_switch(void)
+{
+    for (int ms = 1; ms <= 100; ms *= 10) {
+        const uint64_t duration_ns = 400 * MS;
+        uint64_t bytes = 0;
+
+        begin();
+        for (int i = 0; i < 3; i++) {
+            add_flow(MTU, 0, -1, -1);
+        }
+        any_order = ms < 100;
+        for (int i = 0; i < 400 / ms; i++) {
+            set_meter(0, 100 * MBPS, 0, 50000, i % 2);
+            /* 36 ms of the rate wait. */
+            run(ms * MS, US, 0, 3, 100, false);
+        }
+        check_bursts(0, US);
+        for (int i = 0; i < 3; i++) {
+            bytes += flows[i].bytes;
+            CHECK(flows[i].max_wait_ns <= 50 * MS + GRANULARITY_NS + US,
+                  "a packet waited for %"PRIu64" ns", flows[i].max_wait_ns);
+        }
+        CHECK(bytes * 8e9 / duration_ns > 0.998 * 100 * MBPS,
+              "%"PRIu64" bytes in %"PRIu64" ns", bytes, duration_ns);
+        CHECK(any_order || (!n_dropped && !shaper_drops()),
+              "%"PRIuSIZE" dropped on arrival and %"PRIu64" later", n_dropped,
+              shaper_drops());
+        end();
+    }
 }
 
 /* Packets wait no longer than the meter allows; what is refused is counted, in
@@ -580,7 +690,8 @@ test_police(void)
     end();
 }
 
-/* Anything, as long as the meters' rates and the flows' order hold. */
+/* Anything, as long as the meters' rates and, unless they become fair or cease
+ * to be, the flows' order hold. */
 static void
 test_random(void)
 {
@@ -592,6 +703,7 @@ test_random(void)
         bool chains = choose(2);
 
         begin();
+        any_order = choose(2);
         for (int i = 0; i < 3; i++) {
             set_meter(i, MBPS + choose_log(10000 * MBPS), burst,
                       max_delay_us, choose(4));
@@ -604,6 +716,12 @@ test_random(void)
                      second < 0 ? -1 : (int) choose(4) - 1);
         }
         while (n_steps--) {
+            if (any_order && !choose(20)) {
+                int i = choose(3);
+
+                set_meter(i, buckets[i].rate_bps, burst, max_delay_us,
+                          choose(2));
+            }
             if (n_packets < MAX_PACKETS - NETDEV_MAX_BURST) {
                 size_t i = choose(n_flows);
 
@@ -634,7 +752,10 @@ static const struct test tests[] = {
     { "full-batches", test_full_batches },
     { "small", test_small },
     { "chain", test_chain },
+    { "row", test_row },
+    { "row-drops", test_row_drops },
     { "change", test_change },
+    { "switch", test_switch },
     { "max-delay", test_max_delay },
     { "threads", test_threads },
     { "police", test_police },
