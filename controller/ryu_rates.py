@@ -322,7 +322,11 @@ def _meter_mod(datapath: Any, command: str, meter: plan.Meter) -> Any:
             shaping = meter.shaping
             bands = [
                 shape_band.ShapeBand(
-                    meter.rate_kbps, burst, shaping.max_delay_us, shaping.ecn_threshold_us
+                    meter.rate_kbps,
+                    burst,
+                    shaping.max_delay_us,
+                    shaping.ecn_threshold_us,
+                    shaping.fair,
                 )
             ]
     return parser.OFPMeterMod(datapath, _METER_COMMANDS[command], flags, meter.id, bands)
@@ -420,7 +424,7 @@ def meter_from_wire(item: Any) -> plan.Meter:
     band = item.bands[0] if len(item.bands) == 1 else None
     shaping = None
     if isinstance(band, shape_band.ShapeBand):
-        shaping = config.Shaping(band.max_delay, band.ecn_threshold)
+        shaping = config.Shaping(band.max_delay, band.ecn_threshold, band.fair)
     elif not isinstance(band, parser.OFPMeterBandDrop):
         band = None
     if flags not in known or band is None:

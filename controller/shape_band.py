@@ -18,27 +18,38 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 EXPERIMENTER = 0x00002320
 SUBTYPE = 1
 
-# Type, length, rate, burst size, experimenter; then what is ours: subtype, six bytes of
-# zeros, longest wait and ECN threshold in us.
+# Type, length, rate, burst size, experimenter; then what is ours: subtype, flags, four bytes
+# of zeros, longest wait and ECN threshold in us.
 _COMMON = struct.Struct("!HHIII")
-_BODY = struct.Struct("!H6xII")
+_BODY = struct.Struct("!HH4xII")
+FAIR = 1 << 0
 LENGTH = _COMMON.size + _BODY.size
 
 
 class ShapeBand(parser.OFPMeterBandHeader):  # type: ignore[misc]
-    """A band that delays.  `rate` and `burst_size` in the meter's unit, the rest in us."""
+    """A band that delays.
+
+    `rate` and `burst_size` are in the meter's unit, `max_delay` and `ecn_threshold` in us;
+    with `fair` the flows that pass the meter share its rate equally.
+    """
 
     cls_meter_band_type = ofp.OFPMBT_EXPERIMENTER
     cls_meter_band_len = LENGTH
 
     def __init__(
-        self, rate: int = 0, burst_size: int = 0, max_delay: int = 0, ecn_threshold: int = 0
+        self,
+        rate: int = 0,
+        burst_size: int = 0,
+        max_delay: int = 0,
+        ecn_threshold: int = 0,
+        fair: bool = False,
     ) -> None:
         super().__init__()
         self.rate = rate
         self.burst_size = burst_size
         self.max_delay = max_delay
         self.ecn_threshold = ecn_threshold
+        self.fair = fair
 
     def serialize(self, buf: bytearray, offset: int) -> None:
         """Write it at `offset`, as Ryu's bands do, extending `buf`."""
@@ -46,7 +57,9 @@ class ShapeBand(parser.OFPMeterBandHeader):  # type: ignore[misc]
         _COMMON.pack_into(
             buf, offset, self.type, self.len, self.rate, self.burst_size, EXPERIMENTER
         )
-        _BODY.pack_into(buf, offset + _COMMON.size, SUBTYPE, self.max_delay, self.ecn_threshold)
+        flags = FAIR if self.fair else 0
+        body = SUBTYPE, flags, self.max_delay, self.ecn_threshold
+        _BODY.pack_into(buf, offset + _COMMON.size, *body)
 
 
 class OtherBand(parser.OFPMeterBandHeader):  # type: ignore[misc]
@@ -69,9 +82,10 @@ def parse(buf: bytes, offset: int) -> ShapeBand | OtherBand:
     if length < _COMMON.size or offset + length > len(buf):
         raise ValueError(f"meter band has a length of {length}")
     if experimenter == EXPERIMENTER and length == LENGTH:
-        subtype, max_delay, ecn_threshold = _BODY.unpack_from(buf, offset + _COMMON.size)
-        if subtype == SUBTYPE:
-            return ShapeBand(rate, burst_size, max_delay, ecn_threshold)
+        subtype, flags, max_delay, ecn_threshold = _BODY.unpack_from(buf, offset + _COMMON.size)
+        # One with flags of a later day says more than we would keep.
+        if subtype == SUBTYPE and not flags & ~FAIR:
+            return ShapeBand(rate, burst_size, max_delay, ecn_threshold, bool(flags & FAIR))
     return OtherBand(length, experimenter)
 
 

@@ -44,6 +44,7 @@ band_to_limits(const struct ofputil_meter_band *band, uint16_t flags,
         .burst = band->burst_size,
         .max_delay_us = band->max_delay,
         .ecn_threshold_us = band->ecn_threshold,
+        .fair = band->fair,
     };
     if (!per_packet) {
         limits->rate *= 1000;   /* kbit/s to bit/s. */
@@ -137,7 +138,8 @@ parse_shape_band(const struct ofputil_meter_config *config,
  *
  * If successful, returns 0 and stores the answer in '*band' and what an EDT
  * meter would have to obey in '*limits': nothing but 0 if the answer is
- * EDT_BAND_POLICES, and 0 for a 'max_delay_us' that 'config' does not state.
+ * EDT_BAND_POLICES, and 0 for a 'max_delay_us' or false for 'fair' if 'config'
+ * does not state them.
  * If a shape band says what cannot be, logs it and returns an errno value as
  * dpif's meter_set() does:
  *

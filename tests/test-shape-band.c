@@ -89,6 +89,7 @@ choose_band(struct ofputil_meter_band *band)
         band->type = OFPMBT13_EXPERIMENTER;
         band->max_delay = choose(2) ? random_uint32() : 0;
         band->ecn_threshold = choose(2) ? random_uint32() : 0;
+        band->fair = choose(2);
         break;
     }
     band->rate = choose_log(UINT32_MAX);
@@ -121,7 +122,8 @@ check_config(const struct ofputil_meter_config *got,
         CHECK(a->type == b->type && a->prec_level == b->prec_level
               && a->rate == b->rate && a->burst_size == b->burst_size
               && a->max_delay == b->max_delay
-              && a->ecn_threshold == b->ecn_threshold,
+              && a->ecn_threshold == b->ecn_threshold
+              && a->fair == b->fair,
               "band %"PRIuSIZE" of %"PRIu16" is wrong", i, mc->n_bands);
     }
 }
@@ -200,6 +202,50 @@ test_round_trip(void)
         }
         CHECK(n == ARRAY_SIZE(configs), "fewer meters than were put in");
         ofpbuf_uninit(&decoded);
+    }
+}
+
+/* Of all flags that a shape band could have, those are taken that exist, and
+ * for what they mean; any other is refused and not ignored. */
+static void
+test_flags(void)
+{
+    struct ofputil_meter_band band = {
+        .type = OFPMBT13_EXPERIMENTER,
+        .rate = 1,
+    };
+    const struct ofputil_meter_mod mm = {
+        .command = OFPMC13_ADD,
+        .meter = { 1, OFPMF13_KBPS, 1, &band },
+    };
+
+    for (enum ofp_version version = OFP13_VERSION; version <= OFP15_VERSION;
+         version++) {
+        struct ofpbuf *msg = ofputil_encode_meter_mod(version, &mm);
+        struct nx_meter_band_shape *nmbs
+            = ALIGNED_CAST(struct nx_meter_band_shape *,
+                           (char *) msg->data + msg->size - sizeof *nmbs);
+        struct ofpbuf decoded;
+
+        ofpbuf_init(&decoded, 0);
+        for (int flags = 0; flags <= UINT16_MAX; flags++) {
+            struct ofputil_meter_mod got;
+            enum ofperr error;
+
+            nmbs->flags = htons(flags);
+            ofpbuf_clear(&decoded);
+            error = ofputil_decode_meter_mod(fenced(msg->data, msg->size),
+                                             &got, &decoded);
+            if (flags > 1) {
+                CHECK(error == OFPERR_OFPMMFC_BAD_FLAGS, "flags 0x%04x: %s",
+                      flags, error ? ofperr_to_string(error) : "no error");
+            } else {
+                CHECK(!error && got.meter.bands[0].fair == flags,
+                      "flags 0x%04x are not decoded", flags);
+            }
+        }
+        ofpbuf_uninit(&decoded);
+        ofpbuf_delete(msg);
     }
 }
 
@@ -312,6 +358,7 @@ main(int argc, char *argv[])
 {
     static const struct test tests[] = {
         { "round-trip", test_round_trip },
+        { "flags", test_flags },
         { "truncated", test_truncated },
         { "mutated", test_mutated },
     };

@@ -52,6 +52,7 @@ def test_a_switch_that_has_it() -> None:
     (meters,) = world.service.meters_view().values()
     assert meters[0]["bands"][0]["type"] == "SHAPE"
     assert meters[0]["bands"][0]["max_delay"] == 20_000
+    assert meters[0]["bands"][0]["fair"] is False
 
 
 def test_a_switch_that_does_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,6 +161,49 @@ def test_a_reload_changes_what_the_bands_say() -> None:
     assert all(item.command == MODIFY for item in world.switch.changes())
 
 
+def test_fair_is_a_change_of_the_meters_that_are_there() -> None:
+    world = World()
+    world.switch.shapes = True
+    world.up()
+    flows = dict(world.switch.flows)
+    for fair in (True, False):
+        world.switch.changes()
+        world.text = f"shaping: {{fair: {str(fair).lower()}}}\n" + FILE
+        world.service.reload()
+        world.switch.run()
+        assert shaping_of(world) == {Shaping(fair=fair)}
+        changes = world.switch.changes()
+        assert len(changes) == len(world.switch.meters)
+        assert all(isinstance(item, MeterMod) and item.command == MODIFY for item in changes)
+        assert world.switch.flows == flows
+        (meters,) = world.service.meters_view().values()
+        assert {band["fair"] for meter in meters for band in meter["bands"]} == {fair}
+    # A rate that is set keeps what the file says.
+    world.text = "shaping: {fair: true}\n" + FILE
+    world.service.reload()
+    world.switch.run()
+    world.service.set_rate(world.limit("red/a"), 7_000_000)
+    world.switch.run()
+    number = world.meter("red/a")
+    assert world.switch.meters[number] == Meter(number, 7000, shaping=Shaping(fair=True))
+
+
+def test_fair_where_there_is_no_shape_band(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("shaping: {fair: true}\n" + FILE).up()
+    assert shaping_of(world) == {None}
+    status = world.service.status_view()["switches"]["0000000000000001"]
+    assert (status["band"], status["no_shape_reason"]) == ("drop", "BAD_BAND")
+    assert "'shaping' of the file is not in force" in caplog.text
+
+
+def test_the_trial_says_all_that_a_file_can() -> None:
+    world = World()
+    world.switch.shapes = True
+    world.up()
+    (trial,) = {message.meter for message in world.switch.sent if isinstance(message, sync.Trial)}
+    assert trial.shaping == Shaping(fair=True)
+
+
 # The file.
 
 
@@ -192,6 +236,10 @@ def test_no_times(value: object) -> None:
         ("5ms", "shaping", "must be a mapping"),
         ("{band: shape}", "shaping.band", "not one of the allowed words"),
         ("{band: drop, max_delay: 5ms}", "shaping.max_delay", "a drop band cannot say this"),
+        ("{band: drop, fair: true}", "shaping.fair", "a drop band cannot say this"),
+        ("{fair: yes}", "shaping.fair", "not one of the allowed words"),
+        ("{fair: 1}", "shaping.fair", "not one of the allowed words"),
+        ("{fair: }", "shaping.fair", "there is nothing here"),
     ],
 )
 def test_mistakes_in_the_file(shaping: str, field: str, message: str) -> None:
@@ -237,6 +285,7 @@ def wire(command: str, meter: Meter) -> bytes:
 
 
 BAND = bytes.fromhex("ffff0020 000186a0 000000c8 00002320 0001 000000000000 0000c350 00001388")
+FAIR = bytes.fromhex("ffff0020 00000400 00000000 00002320 0001 000100000000 00000000 00000000")
 DROP = bytes.fromhex("00010010 00000400 00000000 00000000")
 OTHER = bytes.fromhex("ffff0018 00000001 00000000 4f4e4600 0000000000000000")
 
@@ -245,6 +294,8 @@ def test_a_meter_mod() -> None:
     """The bytes are those of the test "shape band - meter_mod" of ovs-ofctl."""
     meter = Meter(5, 100_000, 200, Shaping(50_000, 5_000))
     assert wire(ADD, meter) == bytes.fromhex("041d0030 00000002 0000 0005 00000005") + BAND
+    fair = Meter(5, 1024, shaping=Shaping(fair=True))
+    assert wire(MODIFY, fair) == bytes.fromhex("041d0030 00000002 0001 0001 00000005") + FAIR
     drop = Meter(5, 1024)
     assert wire(MODIFY, drop) == bytes.fromhex("041d0020 00000002 0001 0001 00000005") + DROP
     assert wire(DELETE, meter) == bytes.fromhex("041d0010 00000002 0002 0005 00000005")
@@ -261,6 +312,8 @@ def test_a_reply_with_bands_of_all_kinds() -> None:
             (6, 2, BAND),
         )
     )
+    (fair,) = read(reply((7, 1, FAIR)))
+    assert fair == Meter(7, 1024, shaping=Shaping(fair=True))
     assert first == Meter(1, 100_000, 200, Shaping(50_000, 5_000))
     assert second == Meter(2, 1024)
     assert [meter.id for meter in others] == [3, 4, 5, 6]
@@ -269,6 +322,12 @@ def test_a_reply_with_bands_of_all_kinds() -> None:
 
 def test_our_experimenter_with_another_subtype_is_not_ours() -> None:
     (meter,) = read(reply((1, 1, BAND.replace(b"\x23\x20\x00\x01", b"\x23\x20\x00\x02"))))
+    assert meter.foreign
+
+
+@pytest.mark.parametrize("flags", [2, 3, 0x100, 0x8001])
+def test_flags_that_we_do_not_know_are_not_ours(flags: int) -> None:
+    (meter,) = read(reply((1, 1, FAIR[:18] + flags.to_bytes(2, "big") + FAIR[20:])))
     assert meter.foreign
 
 

@@ -516,7 +516,7 @@ def test_shape_bands(br0: Switch, controller: Start) -> None:
 
     def bands() -> set[str]:
         text = br0.ofctl("dump-meters", "br0")
-        return set(re.findall(r"type=\w+|max_delay=\d+|ecn_threshold=\d+", text))
+        return set(re.findall(r"type=\w+|max_delay=\d+|ecn_threshold=\d+|fair=\w+", text))
 
     def band() -> str:
         return str(running.get("/v1/status")["switches"]["0000000000000001"]["band"])
@@ -534,6 +534,16 @@ def test_shape_bands(br0: Switch, controller: Start) -> None:
     wait_for("the shape band", lambda: bands() == shape)
 
     flows = br0.flows("br0")
+    running.config.write_text(
+        "shaping: {max_delay: 20ms, ecn_threshold: 5ms, fair: true}\n" + FILE
+    )
+    assert ctl(running, "reload").returncode == 0
+    wait_for("fair meters", lambda: bands() == shape | {"fair=true"})
+    running.in_sync(1)
+    quiet_audit(running)
+    (meters,) = running.get("/v1/meters").values()
+    assert all(band["fair"] is True for meter in meters for band in meter["bands"])
+
     running.config.write_text("shaping: {band: drop}\n" + FILE)
     assert ctl(running, "reload").returncode == 0
     wait_for("drop bands", lambda: bands() == {"type=drop"})

@@ -71,29 +71,44 @@ def figures_of(bed: Testbed, vm: Host, web: Host, bulk: str) -> Figures:
                    len(trips.rtt_us))
 
 
-@pytest.mark.parametrize("bulk", ["tcp", "udp"])
-def test_small_flow_beside_bulk(testbed: Testbed, fairness: None, bulk: str,
+def set_fair(bed: Testbed, said_by: str, fair: bool) -> None:
+    """Makes the meter `fair` or not, in place, by the switch's setting or the meter's band."""
+    if said_by == "switch":
+        bed.ovs.set_config(meter_shaping_fair=fair)
+    else:
+        bed.ovs.ofctl("mod-meter", bed.bridge,
+                      f"meter={METER} kbps stats bands=type=shape rate={RATE // 1000} "
+                      f"fair={str(fair).lower()}")
+
+
+@pytest.mark.parametrize(("bulk", "said_by"),
+                         [("tcp", "switch"), ("udp", "switch"), ("udp", "band")])
+def test_small_flow_beside_bulk(testbed: Testbed, fairness: None, bulk: str, said_by: str,
                                 record_property) -> None:
     ovs = testbed.ovs
     vm, web = testbed.host("vm"), testbed.host("web")
     shaper = MeterShaper(ovs, testbed.bridge, "web", METER)
     shaper.set_rate(RATE)
     testbed.set_flows(vm_meters={"vm": METER})
+    if said_by == "band":
+        set_fair(testbed, said_by, False)
+        ovs.set_config(meter_shaping=None)  # From here on only the band says anything.
     seen: dict[bool, Figures] = {}
     for fair in (False, True):
-        ovs.set_config(meter_shaping_fair=fair)
+        set_fair(testbed, said_by, fair)
         for _ in range(ATTEMPTS):
             figures = figures_of(testbed, vm, web, bulk)
-            print(f"{bulk}, {'fair' if fair else 'one line'}: {figures}")
+            print(f"{bulk}, by {said_by}, {'fair' if fair else 'one line'}: {figures}")
             # The rate is the meter's in either case: 1 % as in test_shaping_tcp.
             assert figures.port <= 1.01 * RATE, figures
             if figures.port >= 0.99 * RATE and (not fair or figures.p99 <= FAIR_P99_US):
                 break
         seen[fair] = figures
         assert figures.port == pytest.approx(RATE, rel=0.01)
-    write_results("shaping-fair", {bulk: {"one line": asdict(seen[False]),
+    name = bulk if said_by == "switch" else f"{bulk}, by {said_by}"
+    write_results("shaping-fair", {name: {"one line": asdict(seen[False]),
                                           "fair": asdict(seen[True])}})
-    record_property(bulk, {name: asdict(f) for name, f in
+    record_property(name, {mode: asdict(f) for mode, f in
                            (("one line", seen[False]), ("fair", seen[True]))})
     assert seen[True].p99 <= FAIR_P99_US
     assert seen[True].lost == 0

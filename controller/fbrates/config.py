@@ -127,6 +127,8 @@ class Shaping:
 
     max_delay_us: int = 0
     ecn_threshold_us: int = 0
+    fair: bool = False
+    """Whether the flows that pass a meter share its rate equally."""
 
 
 @dataclass(frozen=True)
@@ -417,6 +419,7 @@ class _Shaping(_Model):
     band: Literal["auto", "drop"] = "auto"
     max_delay: _Duration = 0
     ecn_threshold: _Duration = 0
+    fair: bool = False
 
 
 class _ForwardingEntry(_Model):
@@ -492,6 +495,7 @@ _TYPE_MESSAGES = {
     "list_type": ("must be a list", "a list: '- ...' lines or [..., ...]"),
     "int_type": ("must be an integer", None),
     "string_type": ("must be text", None),
+    "bool_type": ("not one of the allowed words", "true or false"),
 }
 
 
@@ -756,12 +760,16 @@ class _Resolver:
     def shaping(self) -> Shaping | None:
         given = self.file.shaping
         if given.band == "drop":
-            for key in ("max_delay", "ecn_threshold"):
-                if getattr(given, key):
+            for key, value in (
+                ("max_delay", f"{given.max_delay}us" if given.max_delay else ""),
+                ("ecn_threshold", f"{given.ecn_threshold}us" if given.ecn_threshold else ""),
+                ("fair", "true" if given.fair else ""),
+            ):
+                if value:
                     self.complain(
                         ("shaping", key),
                         "a drop band cannot say this",
-                        f"{getattr(given, key)}us",
+                        value,
                         "left out with band: drop",
                     )
             return None
@@ -772,7 +780,7 @@ class _Resolver:
                 f"{given.ecn_threshold}us",
                 f"less than shaping.max_delay, {given.max_delay}us",
             )
-        return Shaping(given.max_delay, given.ecn_threshold)
+        return Shaping(given.max_delay, given.ecn_threshold, given.fair)
 
     def forwarding(self, tenants: dict[str, Tenant]) -> Forwarding:
         given = self.file.forwarding

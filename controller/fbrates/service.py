@@ -517,4 +517,5 @@ def _band_view(meter: planning.Meter) -> dict[str, Any]:
     if meter.shaping is not None:
         band["max_delay"] = meter.shaping.max_delay_us
         band["ecn_threshold"] = meter.shaping.ecn_threshold_us
+        band["fair"] = meter.shaping.fair
     return band

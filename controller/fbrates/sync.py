@@ -471,7 +471,8 @@ class SwitchSync:
         if number is None:
             self._know_shape(False, "no meter id is left for a trial")
             return
-        meter = Meter(number, 1, shaping=Shaping())
+        # With the flag: a switch that did not know it would refuse all that a file asks for.
+        meter = Meter(number, 1, shaping=Shaping(fair=True))
         # Deleted first because an earlier trial may have been interrupted.
         before = self._send(Trial(planning.DELETE, meter))
         add = self._send(Trial(planning.ADD, meter))
