@@ -103,7 +103,7 @@ tsan_CFLAGS = -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 asan_TESTS = 'test_unit or test_autotests'
 tsan_TESTS = 'test_unit and threads'
 export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS ?= halt_on_error=1
+export TSAN_OPTIONS ?= halt_on_error=1:suppressions=$(CURDIR)/tests/tsan.supp
 SANITIZED = check-asan check-tsan
 
 check-sanitizers: $(SANITIZED)
