@@ -31,8 +31,8 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest demo check check-sanitizers \
-	check-asan check-tsan check-upstream check-full soak bench bench-quick bench-tools install debian13 \
-	clean root
+	check-asan check-tsan check-upstream check-full soak fuzz bench bench-quick \
+	bench-tools install debian13 clean root
 
 all: ovs
 
@@ -47,6 +47,7 @@ help:
 	@echo 'make check-full  check, check-sanitizers, and check-upstream: OVS own tests, compared'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
 	@echo 'make check-sanitizers  the C tests with AddressSanitizer, UBSan and ThreadSanitizer'
+	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
 	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
 	@echo 'make ovs-stock OVS without our patches, which the benchmarks compare with'
@@ -123,6 +124,14 @@ check-upstream: root all ovs-stock
 	@utilities/upstream-check
 
 check-full: check check-sanitizers check-upstream
+
+# Longer than "make check" does it: docs/testing.md.  The library is built
+# before, with the compiler that it is always built with.
+FUZZ_SECONDS ?= 60
+fuzz: all
+	@utilities/install-deps --fuzz
+	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/tests/fuzz.mk CC=clang FB=$(CURDIR) \
+		FB_FUZZ=$(BUILD)/fuzz FB_SECONDS=$(FUZZ_SECONDS) fb-fuzz
 
 # What is measured, and how: docs/results.md.
 bench-tools: root all ovs-stock venv probe

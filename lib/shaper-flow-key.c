@@ -51,6 +51,17 @@ find_ip(const struct dp_packet *packet, size_t *ofs, uint16_t *type)
             || (*type == ETH_TYPE_IPV6 && size >= *ofs + IPV6_HEADER_LEN));
 }
 
+/* Stores in '*key' the first 'n' bytes of the MAC addresses of 'packet', or
+ * nothing if it has none. */
+static void
+set_macs(struct shaper_flow_key *key, const struct dp_packet *packet, size_t n)
+{
+    if (OVS_LIKELY(dp_packet_is_eth(packet)
+                   && dp_packet_size(packet) >= ETH_HEADER_LEN)) {
+        memcpy(key->addr, dp_packet_data(packet), n);
+    }
+}
+
 /* Fills in the destination of 'packet', whatever it is. */
 void
 shaper_flow_key_set_addr__(struct shaper_flow_key *key,
@@ -63,9 +74,7 @@ shaper_flow_key_set_addr__(struct shaper_flow_key *key,
     memset(key->addr, 0, sizeof key->addr);
     if (!find_ip(packet, &ofs, &type)) {
         key->addr_type = SHAPER_ADDR_ETH;
-        if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN)) {
-            memcpy(key->addr, data, ETH_ADDR_LEN);
-        }
+        set_macs(key, packet, ETH_ADDR_LEN);
     } else if (type == ETH_TYPE_IP) {
         key->addr_type = SHAPER_ADDR_IPV4;
         memcpy(key->addr, data + ofs + offsetof(struct ip_header, ip_dst), 4);
@@ -103,9 +112,7 @@ shaper_flow_key_set_flow__(struct shaper_flow_key *key,
     if (!find_ip(packet, &ofs, &type)) {
         memset(key->addr, 0, sizeof key->addr);
         key->addr_type = SHAPER_FLOW_ETH;
-        if (OVS_LIKELY(dp_packet_size(packet) >= ETH_HEADER_LEN)) {
-            memcpy(key->addr, data, 2 * ETH_ADDR_LEN);
-        }
+        set_macs(key, packet, 2 * ETH_ADDR_LEN);
     } else if (type == ETH_TYPE_IP) {
         struct ip_header ip;
 

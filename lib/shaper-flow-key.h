@@ -30,7 +30,7 @@
  * Packets that passed the same first and last meter, have the same destination
  * and leave through the same output queue wait in one FIFO ("flow-shaper.h").
  * The destination is that of the outermost IP header or, without one, the
- * destination MAC address.
+ * destination MAC address; packets that have neither are all alike.
  *
  * If one of the two meters is fair ("edt-late.h"), it is not just the
  * destination but the whole flow: addresses, protocol and ports, the latter 0
@@ -117,7 +117,8 @@ shaper_flow_key_extract(const struct dp_packet *packet,
         shaper_flow_key_set_flow__(key, packet);
     } else if (OVS_LIKELY(dp_packet_size(packet)
                           >= ETH_HEADER_LEN + IP_HEADER_LEN
-                   && eth->eth_type == htons(ETH_TYPE_IP))) {
+                   && eth->eth_type == htons(ETH_TYPE_IP)
+                   && dp_packet_is_eth(packet))) {
         const struct ip_header *ip = (const struct ip_header *) (eth + 1);
         ovs_be32 dst = get_16aligned_be32(&ip->ip_dst);
 
