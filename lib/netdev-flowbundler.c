@@ -337,7 +337,7 @@ fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
 }
 
 /* Records 'error' (NULL: none) as what is wrong with the configuration of
- * 'netdev' and takes ownership of it. */
+ * 'netdev' and takes ownership of it.  Logs it if it is new. */
 static void
 fb_set_error(struct netdev *netdev, struct netdev_flowbundler *fb,
              char *error)
@@ -346,7 +346,7 @@ fb_set_error(struct netdev *netdev, struct netdev_flowbundler *fb,
     if (!nullable_string_is_equal(fb->error, error)) {
         static struct vlog_rate_limit rl = VLOG_RATE_LIMIT_INIT(60, 60);
 
-        if (error) {
+        if (error && !nullable_string_is_equal(fb->logged, error)) {
             VLOG_WARN_RL(&rl, "%s: %s", fb->name, error);
         }
         free(fb->error);
@@ -498,10 +498,13 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
         fb_publish(fb);
     }
     fb->refused = error != NULL;
-    if (error || !fb->queue_error) {
-        fb_set_error(netdev, fb, error);
-    }
+
+    /* What is wrong with a queue will be found again, if it still is, when
+     * the queues are set, which is done after this. */
+    free(fb->logged);
+    fb->logged = fb->queue_error ? nullable_xstrdup(fb->error) : NULL;
     fb->queue_error = false;
+    fb_set_error(netdev, fb, error);
     ovs_mutex_unlock(&fb->mutex);
 
     return error ? EINVAL : 0;
@@ -1057,6 +1060,7 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     hmapx_destroy(&fb->shapers);
     smap_destroy(&fb->details);
     free(fb->error);
+    free(fb->logged);
     ovs_mutex_unlock(&fb->mutex);
 
     config = ovsrcu_get_protected(struct shaper_config *, &fb->config);

@@ -87,6 +87,8 @@ struct netdev_flowbundler {
     char *error OVS_GUARDED;                /* What was refused, or NULL. */
     bool refused OVS_GUARDED;               /* Was it the QoS record? */
     bool queue_error OVS_GUARDED;           /* Was it a queue? */
+    char *logged OVS_GUARDED;               /* Not to be logged again if it is
+                                             * still wrong, or NULL. */
 };
 
 void netdev_flowbundler_init(void);
