@@ -89,8 +89,9 @@ def dotted(path: Path) -> str:
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
-        else:
-            text += f".{part}" if text else part
+            continue
+        name = part if part.isprintable() and part else repr(part)
+        text += f".{name}" if text else name
     return text
 
 
@@ -168,7 +169,9 @@ def parse(text: str) -> Document:
             [Problem("", f"not YAML: {what}", line=mark.line + 1 if mark else None)]
         ) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise InvalidConfig([Problem("", f"not YAML: {str(error) or 'nested too deep'}")]) from None
+        # YAML's own messages have several lines, the log's one.
+        what = " ".join(str(error).split()) or "nested too deep"
+        raise InvalidConfig([Problem("", f"not YAML: {what}")]) from None
     except (ValueError, OverflowError) as error:
         # PyYAML's scanner converts some numbers itself, such as a directive's version.
         line = loader.line + 1 if loader is not None else None

@@ -38,7 +38,7 @@ class Response:
 
     def encode(self) -> bytes:
         """Give the body as sent."""
-        return json.dumps(self.body, indent=2).encode() + b"\n"
+        return json.dumps(self.body, indent=2, allow_nan=False).encode() + b"\n"
 
 
 class RequestError(Exception):
@@ -95,7 +95,7 @@ class Api:
                 {
                     "error": {
                         "field": error.field,
-                        "value": error.value,
+                        "value": plain(error.value),
                         "allowed": error.known,
                         "message": str(error),
                     }
@@ -329,9 +329,9 @@ def _object(body: bytes, known: tuple[str, ...], keys: str) -> dict[str, Any]:
             body.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constants
         )
     except (ValueError, RecursionError) as error:
-        shown = body[:60].decode("utf-8", "replace")
+        start = body[:60].decode("utf-8", "replace")
         raise RequestError(
-            400, f"the body is not JSON: {error}", "body", shown, f"an object with {keys}"
+            400, f"the body is not JSON: {error}", "body", start, f"an object with {keys}"
         ) from None
     if not isinstance(data, dict):
         raise RequestError(400, "the body is not an object", "body", data, f"an object with {keys}")
