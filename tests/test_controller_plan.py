@@ -158,6 +158,11 @@ def test_what_contradicts_a_port_is_dropped() -> None:
     assert world.owners(packet(2, "10.0.0.2", **good)) == ["blue/b"]
     assert world.owners(packet(2, "fd00::2", "fd00::9", **good)) == ["blue/b"]
     assert world.owners(arp(2, "10.0.0.2", **good)) == ["blue/b"]
+    advertises = {"ip_proto": 58, "icmpv6_type": 136, **good}
+    for src in ("fd00::2", "fe80::1"):
+        for target in ("fd00::2", "fe80::1"):
+            sent = packet(2, src, "fd00::9", ipv6_nd_target=target, **advertises)
+            assert world.owners(sent) == ["blue/b"]
     # What a host sends to get its addresses.
     assert world.owners(arp(2, "0.0.0.0", **good)) == ["blue/b"]
     dhcp = {"ip_proto": 17, "udp_src": 68, "udp_dst": 67}
@@ -171,6 +176,9 @@ def test_what_contradicts_a_port_is_dropped() -> None:
         packet(2, "0.0.0.0", **good),
         arp(2, "10.0.0.3", **good),
         arp(2, "10.0.0.2"),
+        packet(2, "fd00::2", "fd00::9", ipv6_nd_target="fd00::3", **advertises),
+        packet(2, "fe80::1", "fd00::9", ipv6_nd_target="fd00::3", **advertises),
+        packet(2, "fd00::3", "fd00::9", ipv6_nd_target="fd00::2", **advertises),
         {"in_port": 2, "eth_type": 0x88CC, **good},
     ):
         result = send(flows, bad)

@@ -75,8 +75,6 @@ def controlled(testbed: Testbed, tmp_path: Path) -> Iterator[Controller]:
     controller.reference = reference  # type: ignore[attr-defined]
     try:
         controller.connect()
-        # No flows of the bridge's own for its connection to the controller.
-        ovs.vsctl("set", "Controller", testbed.bridge, "connection_mode=out-of-band")
         favour_pmds(testbed)
         yield controller
     finally:

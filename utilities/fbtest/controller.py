@@ -58,9 +58,13 @@ class Controller:
         return bool(_READY.search(self._process.stdout()))
 
     def connect(self) -> None:
-        """Connect the bridge, and wait until it has the controller's flows."""
+        """Connect the bridge, and wait until it has the controller's flows.
+
+        Without in-band control: its hidden flows would let a VM past its meter.
+        """
         self._connected = True
-        self.ovs.vsctl("set-controller", self.bridge, f"tcp:{self.openflow}")
+        self.ovs.vsctl("set", "Bridge", self.bridge, "other_config:disable-in-band=true",
+                       "--", "set-controller", self.bridge, f"tcp:{self.openflow}")
         wait_until(lambda: self.get("/v1/status")["in_sync"],
                    "the switch is as the controller wants it", 20, 0.1)
 
