@@ -253,7 +253,7 @@ def stamping_fair(o: Oracle) -> Steps:
     yield
 
 
-@change(*NO_FLOW, may_warn=("Connection refused",))
+@change(*NO_FLOW, may_warn=("Connection refused",), may_reorder=True)
 def controller_lost(o: Oracle) -> Steps:
     # OVS flushes flows and meters when a bridge gets its first controller, or loses
     # its last one; what a controller has set stays when that is lost (fail_mode

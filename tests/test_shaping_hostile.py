@@ -89,9 +89,10 @@ def tricks(openflow: tuple[str, int]) -> dict[str, list[Trick]]:
         Trick("mac-of-other", lambda i: eth(src=CALM_MAC) / ip(src=CALM_IP) / udp()),
         Trick("mac-group", lambda i: eth(src="03:fb:00:77:00:01") / ip() / udp()),
         Trick("ip", lambda i: eth() / ip(src=f"10.74.0.{i}") / udp()),
-        Trick("vlan", lambda i: eth() / Dot1Q(vlan=i) / ip() / udp()),
-        Trick("vlan-priority", lambda i: eth() / Dot1Q(vlan=0, prio=7) / ip() / udp()),
-        Trick("qinq", lambda i: eth() / Dot1AD(vlan=i) / Dot1Q(vlan=1) / ip() / udp()),
+        # Static forwarding takes no tagged frames from VMs.
+        Trick("vlan", lambda i: eth() / Dot1Q(vlan=i) / ip() / udp(), 0),
+        Trick("vlan-priority", lambda i: eth() / Dot1Q(vlan=0, prio=7) / ip() / udp(), 0),
+        Trick("qinq", lambda i: eth() / Dot1AD(vlan=i) / Dot1Q(vlan=1) / ip() / udp(), 0),
         Trick("arp", lambda i: eth(dst="ff:ff:ff:ff:ff:ff") / arp(f"10.74.0.{i}")),
         Trick("ipv6", lambda i: eth() / ip6() / udp()),
         Trick("ipv6-options", lambda i: eth() / ip6() / IPv6ExtHdrDestOpt() / udp()),
@@ -122,7 +123,7 @@ def tricks(openflow: tuple[str, int]) -> dict[str, list[Trick]]:
     # The VM has RATE, and towards LIMITED_IP and LIMITED_IP6 less.
     limited = [
         Trick("plain", lambda i: eth() / ip(LIMITED_IP) / udp(), LIMITED_RATE),
-        Trick("vlan", lambda i: eth() / Dot1Q(vlan=i) / ip(LIMITED_IP) / udp(), LIMITED_RATE),
+        Trick("vlan", lambda i: eth() / Dot1Q(vlan=i) / ip(LIMITED_IP) / udp(), 0),
         Trick("ports", lambda i: eth() / ip(LIMITED_IP) / UDP(sport=i, dport=i), LIMITED_RATE),
         Trick("first", lambda i: eth() / ip(LIMITED_IP, flags="MF", id=i) / udp(), LIMITED_RATE),
         Trick("later", lambda i: eth() / ip(LIMITED_IP, frag=99, id=i) / Raw(b"x"), LIMITED_RATE),
@@ -139,7 +140,7 @@ def tricks(openflow: tuple[str, int]) -> dict[str, list[Trick]]:
         Trick("ipv6-options", lambda i: eth() / ip6(LIMITED_IP6) / IPv6ExtHdrDestOpt() / udp(),
               LIMITED_RATE),
         # Without an IP header that the switch can read, only the VM's own rate counts.
-        Trick("qinq", lambda i: eth() / Dot1AD(vlan=i) / Dot1Q(vlan=1) / ip(LIMITED_IP) / udp()),
+        Trick("qinq", lambda i: eth() / Dot1AD(vlan=i) / Dot1Q(vlan=1) / ip(LIMITED_IP) / udp(), 0),
         Trick("length-of-header", lambda i: eth() / ip(LIMITED_IP, ihl=1) / udp()),
     ]
     # The VM has a port and addresses: what contradicts them goes nowhere.
@@ -149,7 +150,7 @@ def tricks(openflow: tuple[str, int]) -> dict[str, list[Trick]]:
         Trick("right-arp", lambda i: eth() / arp(VM_IP)),
         Trick("right-neighbour", lambda i: advertise(VM_IP6, VM_IP6, i)),
         Trick("later", lambda i: eth() / ip(frag=100, id=i) / Raw(b"x")),
-        Trick("vlan", lambda i: eth() / Dot1Q(vlan=i) / ip() / udp()),
+        Trick("vlan", lambda i: eth() / Dot1Q(vlan=i) / ip() / udp(), 0),
         Trick("address-request", lambda i: eth() / ip(src="0.0.0.0") / UDP(sport=68, dport=67)),
         Trick("mac", lambda i: eth(src=CALM_MAC) / ip() / udp(), 0),
         Trick("ip", lambda i: eth() / ip(src=CALM_IP) / udp(), 0),

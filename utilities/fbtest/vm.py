@@ -45,7 +45,7 @@ class Vm:
         if not PROGRAM.exists():
             raise RuntimeError(f"{PROGRAM} is missing: run 'make vm'")
         devices = [option for i, path in enumerate(paths)
-                   for option in ("--vdev", f"net_virtio_user{i},path={path},server=1")]
+                   for option in ("--vdev", f"net_virtio_user{i},path={path},server=1,queue_size=1024")]
         lcore = f"0@({','.join(map(str, sorted(cpus)))})"
         self._process = Background(
             [str(PROGRAM), "--lcores", lcore, "--no-pci", "--no-huge", "-m", "128",
