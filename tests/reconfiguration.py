@@ -115,7 +115,7 @@ def other_pmd_core(o: Oracle) -> Steps:
         yield
 
 
-@change(*NO_CORE)
+@change(*NO_CORE, may_reorder=True)
 def second_pmd_thread(o: Oracle) -> Steps:
     config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
     other = min(o.bed.cpus - o.ovs.pmd_cpus())
@@ -127,7 +127,7 @@ def second_pmd_thread(o: Oracle) -> Steps:
     yield
 
 
-@change(*NO_CORE)
+@change(*NO_CORE, may_reorder=True)
 def queue_moved(o: Oracle) -> Steps:
     config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
     cpu, = o.ovs.pmd_cpus()

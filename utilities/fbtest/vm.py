@@ -44,8 +44,9 @@ class Vm:
                  flows: int = 16, frame_bytes: int = 1000):
         if not PROGRAM.exists():
             raise RuntimeError(f"{PROGRAM} is missing: run 'make vm'")
-        devices = [option for i, path in enumerate(paths)
-                   for option in ("--vdev", f"net_virtio_user{i},path={path},server=1,queue_size=1024")]
+        # As long as a virtqueue may be: the VM may have to wait for a processor.
+        devices = [f"--vdev=net_virtio_user{i},path={path},server=1,queue_size=1024"
+                   for i, path in enumerate(paths)]
         lcore = f"0@({','.join(map(str, sorted(cpus)))})"
         self._process = Background(
             [str(PROGRAM), "--lcores", lcore, "--no-pci", "--no-huge", "-m", "128",
