@@ -71,8 +71,7 @@ class Oracle:
         self.receiver: Vm = bed.vm(self.out, flows=FLOWS, frame_bytes=FRAME_BYTES)
         self.log = Log(self.ovs)
         self._mbufs = bed.mbufs_in_use()
-        self._before = self._drops()
-        self._gone: Counter[str] = Counter()
+        self.forget()
 
     def set_qos(self, **keys: str | int) -> None:
         """Give "out" its shaper, or change its keys."""
@@ -140,7 +139,13 @@ class Oracle:
     def sums(self) -> Sums:
         """Now.  Packets that are on their way are missing."""
         drops = self.drops()
-        return Sums(self.sender.report(), self.receiver.report(), drops)
+        return Sums(self.sender.report().since(self._sent),
+                    self.receiver.report().since(self._received), drops)
+
+    def forget(self) -> None:
+        """Count from now on, when all packets are accounted for."""
+        self._before, self._gone = self._drops(), Counter()
+        self._sent, self._received = self.sender.report(), self.receiver.report()
 
     def stop(self) -> Sums:
         """Have the VM send no more; returns when what it sent has been accounted for."""

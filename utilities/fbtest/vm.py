@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from .proc import Background, group_nice, wait_until
@@ -30,6 +30,11 @@ class VmCounters:
     duplicates: int
     damaged: int
     strange: int
+
+    def since(self, before: VmCounters) -> VmCounters:
+        """What has been counted since `before`."""
+        return VmCounters(**{field.name: getattr(self, field.name) - getattr(before, field.name)
+                             for field in fields(self)})
 
 
 class Vm:
