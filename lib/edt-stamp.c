@@ -109,7 +109,7 @@ tso_packet_amount(struct dp_packet *packet)
     if (payload) {
         uint32_t header = payload - (char *) dp_packet_data(packet);
 
-        amount.packets = MAX(edt_stamp_n_segments(packet), 1);
+        amount.packets = MAX(dp_packet_gso_nr_segs(packet), 1);
         amount.bytes += (amount.packets - 1) * header;
     }
     return amount;

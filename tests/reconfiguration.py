@@ -99,6 +99,20 @@ def invalid_qos(o: Oracle) -> Steps:
     yield
 
 
+def set_pmd_cpus(o: Oracle, cpus: set[int]) -> None:
+    """Have PMD threads on these processors, others than now; returns when they are."""
+    before = pmd_threads(o.ovs)
+    o.ovs.set_config(pmd_cpu_mask=f"{sum(1 << cpu for cpu in cpus):#x}")
+    wait_until(lambda: len(now := pmd_threads(o.ovs)) == len(cpus) and now != before,
+               f"PMD threads on {cpus}")
+
+
+def cpu_and_other(o: Oracle) -> tuple[int, int]:
+    """The PMD thread's processor, and one without a PMD thread."""
+    cpu, = o.ovs.pmd_cpus()
+    return cpu, min(o.bed.cpus - {cpu})
+
+
 #: With all cores polled by PMD threads the receiving VM may not get one in time, and
 #: its virtqueue fills.
 NO_CORE = ("out tx",)
@@ -106,38 +120,29 @@ NO_CORE = ("out tx",)
 
 @change(*NO_CORE)
 def other_pmd_core(o: Oracle) -> Steps:
-    config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
-    other = min(o.bed.cpus - o.ovs.pmd_cpus())
-    for mask in (f"{1 << other:#x}", config):
-        before = pmd_threads(o.ovs)
-        o.ovs.set_config(pmd_cpu_mask=mask)
-        wait_until(lambda old=before: pmd_threads(o.ovs) not in ([], old), "other PMD threads")
+    cpu, other = cpu_and_other(o)
+    for one in (other, cpu):
+        set_pmd_cpus(o, {one})
         yield
 
 
 @change(*NO_CORE, may_reorder=True)
 def second_pmd_thread(o: Oracle) -> Steps:
-    config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
-    other = min(o.bed.cpus - o.ovs.pmd_cpus())
-    o.ovs.set_config(pmd_cpu_mask=f"{int(config, 16) | 1 << other:#x}")
-    wait_until(lambda: len(pmd_threads(o.ovs)) == 2, "two PMD threads")
-    yield
-    o.ovs.set_config(pmd_cpu_mask=config)
-    wait_until(lambda: len(pmd_threads(o.ovs)) == 1, "one PMD thread")
-    yield
+    cpu, other = cpu_and_other(o)
+    for cpus in ({cpu, other}, {cpu}):
+        set_pmd_cpus(o, cpus)
+        yield
 
 
 @change(*NO_CORE, may_reorder=True)
 def queue_moved(o: Oracle) -> Steps:
-    config = o.ovs.get("Open_vSwitch", ".", "other_config")["pmd-cpu-mask"]
-    cpu, = o.ovs.pmd_cpus()
-    other = min(o.bed.cpus - {cpu})
-    o.ovs.set_config(pmd_cpu_mask=f"{1 << cpu | 1 << other:#x}")
+    cpu, other = cpu_and_other(o)
+    set_pmd_cpus(o, {cpu, other})
     for where in (other, cpu, other):
         o.ovs.vsctl("set", "Interface", "vm", f"other_config:pmd-rxq-affinity=0:{where}")
         yield
     o.ovs.vsctl("remove", "Interface", "vm", "other_config", "pmd-rxq-affinity")
-    o.ovs.set_config(pmd_cpu_mask=config)
+    set_pmd_cpus(o, {cpu})
     yield
 
 

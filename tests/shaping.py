@@ -39,6 +39,10 @@ MTU = 1514
 #: there are flows).
 MODULUS = 16384
 
+#: Every cause that flowbundler/show counts drops under.
+SHAPER_DROPS = ("drop_max_delay", "drop_backlog", "drop_budget", "drop_flows", "drop_expired",
+                "drop_removed", "drop_segment")
+
 #: Meter and port of the reference flow, see `Reference`.
 REFERENCE_METER = 90
 

@@ -19,6 +19,7 @@ from fbtest.vhost import Testpmd
 from shaping import (
     MBIT,
     MTU,
+    SHAPER_DROPS,
     Log,
     Reference,
     assert_backlogged,
@@ -32,9 +33,6 @@ from shaping import (
 METER = 1
 #: What one poll may yield beyond the limit: NETDEV_MAX_BURST frames.
 BURST_BYTES = 32 * MTU
-#: Every cause that flowbundler/show counts drops under.
-DROPS = ("drop_max_delay", "drop_backlog", "drop_budget", "drop_flows", "drop_expired",
-         "drop_removed", "drop_segment")
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Bed:
         ovs = self.bed.ovs
         shown = ovs.flowbundler_show("out")["out"]
         counters = ovs.dump_ports(self.bed.bridge)["vm"]
-        found = {name: int(shown[name]) for name in DROPS}
+        found = {name: int(shown[name]) for name in SHAPER_DROPS}
         found |= {"meter": ovs.meter_stats(self.bed.bridge)[METER].drops, "rx": counters.rx_drop,
                   "rx_qos": counters.custom["ovs_rx_qos_drops"]}
         return {name: count for name, count in found.items() if count}
