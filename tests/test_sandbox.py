@@ -135,7 +135,7 @@ def test_interrupted(bed: Bed, signum: signal.Signals) -> None:
     assert process.returncode == 128 + signum
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.2, 0.3, 0.4])
+@pytest.mark.parametrize("delay", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6])
 def test_interrupted_while_starting(bed: Bed, delay: float) -> None:
     process = subprocess.Popen(bed.command("run", "sleep", "1000"), stderr=subprocess.PIPE)
     time.sleep(delay)
