@@ -155,6 +155,11 @@ shaper_flow_key_hash(const struct shaper_flow_key *key)
     for (size_t i = 0; i < ARRAY_SIZE(key->words); i++) {
         sum += ((secret[2 * i] + (uint32_t) key->words[i])
                 * (secret[2 * i + 1] + (key->words[i] >> 32)));
+#ifdef __GNUC__
+        /* One word after the other: all four as a vector could not be loaded
+         * before the words, just stored, have reached the cache. */
+        asm ("" : "+r" (sum));
+#endif
     }
     return sum >> 32;
 }
