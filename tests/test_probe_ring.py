@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fbtest.probe import RingError, read_recording
-from fbtest.probe.ring import CLOCK, ticks_to_ns
+from fbtest.probe.ring import CLOCK, packet_counter, ticks_to_ns
 
 from probe_files import TSC_HZ, write_file
 
@@ -33,6 +33,7 @@ def test_records_of_two_queues_are_in_the_order_of_time(tmp_path: Path) -> None:
     counters = recording.counters
     assert (counters.packets, counters.bursts, counters.lost) == (5, 4, 9)
     assert counters.bytes == 310 and counters.overwritten == 0
+    assert packet_counter(file)() == counters.packets
 
 
 def test_edts(tmp_path: Path) -> None:

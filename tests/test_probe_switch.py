@@ -248,8 +248,9 @@ def test_a_port_is_reconfigured_while_it_is_recorded(probe_testbed: Testbed) -> 
     # With a PMD thread on each of two cores, this test has to get its share.
     group_nice(bed.ovs.pid(), 0)
     with Probe(bed.ovs, "out", queues=3, wrap=True) as probe:
+        packets = probe.packet_counter()
         assert probe.status()["recorded"] == probe.status()["tx_queues"] == 2
-        seen = probe.recording().counters.packets
+        seen = packets()
         for mask in ("0x3", hex(1 << cpu)) * 2:
             bed.ovs.set_config(pmd_cpu_mask=mask)
             queues = 2 if mask == hex(1 << cpu) else 3
@@ -257,21 +258,21 @@ def test_a_port_is_reconfigured_while_it_is_recorded(probe_testbed: Testbed) -> 
             # A third queue is recorded as soon as it is noticed.
             wait_until(lambda n=queues: probe.status()["recorded"] >= n, "all are recorded")
             before = seen
-            wait_until(lambda n=before: probe.recording().counters.packets > n + 10_000,
-                       "packets are recorded")
-            seen = probe.recording().counters.packets
+            wait_until(lambda n=before: packets() > n + 10_000, "packets are recorded")
+            seen = packets()
     assert len(probe.records()) > 10_000
     # The third queue was not there any more when its callback was to be removed.
     # Once it is there again it must not have two of them.
     bed.ovs.set_config(pmd_cpu_mask="0x3")
     with Probe(bed.ovs, "out", queues=3, wrap=True) as probe:
+        packets = probe.packet_counter()
         wait_until(lambda: probe.status()["recorded"] == 3, "all are recorded")
-        wait_until(lambda: probe.recording().counters.packets > 10_000, "packets are recorded")
+        wait_until(lambda: packets() > 10_000, "packets are recorded")
         before = bed.ovs.dump_ports(bed.bridge)["out"].tx_packets
-        start = probe.recording().counters.packets
+        start = packets()
         run_for(bed.ovs, 1)
         after = bed.ovs.dump_ports(bed.bridge)["out"].tx_packets
-        end = probe.recording().counters.packets
+        end = packets()
     assert end - start == pytest.approx(after - before, rel=0.1)
 
 

@@ -7,13 +7,13 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..ovs import Ovs
 from ..proc import CommandError
-from .ring import Recording, Records, read_recording
+from .ring import Recording, Records, packet_counter, read_recording
 
 BUILD = Path(os.environ.get("FB_BUILD") or Path(__file__).resolve().parents[3] / "build")
 #: Where recordings lie while they are made: memory.
@@ -194,6 +194,10 @@ class Probe:
     def recording(self) -> Recording:
         """All that is known; while recording, what has been recorded so far."""
         return read_recording(self._fd)
+
+    def packet_counter(self) -> Callable[[], int]:
+        """What tells how many packets have left; vswitchd is not asked for it."""
+        return packet_counter(self._fd)
 
     def records(self) -> Records:
         """The departures: a structured array of `ring.RECORD`."""

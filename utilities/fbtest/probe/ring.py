@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,15 @@ class _File:
             whole = int(begins[0]) if len(begins) else len(records)
             records = records[whole:]
         return records, written - len(records)
+
+
+def packet_counter(file: Path | int) -> Callable[[], int]:
+    """What tells, in microseconds, how many packets have left so far.
+
+    `file` may be closed meanwhile.
+    """
+    f = _File(file)
+    return lambda: int(f.queues["packets"].sum())
 
 
 def read_recording(file: Path | str | int) -> Recording:
