@@ -103,6 +103,11 @@ class Guest:
         self.start(command)
         return self.result(timeout)
 
+    @property
+    def ip(self) -> str:
+        """Its address without the prefix's length."""
+        return self.address.partition("/")[0]
+
     def close(self) -> None:
         """End it, if it still runs."""
         if self._process.popen.stdin is not None:

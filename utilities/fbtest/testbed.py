@@ -124,6 +124,7 @@ class Testbed:
     def __init__(self, env: Mapping[str, str] | None = None):
         self.ovs = Ovs(env)
         self.hosts: dict[str, Host] = {}
+        self.guests: list[Guest] = []
         self.ports: dict[str, Port] = {}
         self._stack = ExitStack()
         self._subnet = 10
@@ -317,7 +318,7 @@ class Testbed:
     def guest(self, port: VhostPort, **kwargs: Any) -> Guest:
         """Boot a virtual machine at `port` in QEMU; ready on return.
 
-        The hosts and it know each other's MAC addresses.
+        The hosts, other guests and it know each other's MAC addresses.
         """
         self._subnet += 1
         ip, mac = f"10.71.0.{self._subnet}", f"02:fb:00:01:00:{self._subnet:02x}"
@@ -328,6 +329,10 @@ class Testbed:
             host.ns.ip("neighbor", "replace", ip, "lladdr", mac,
                        "dev", INNER, "nud", "permanent")
             guest.run(f"arp -s {host.ip} {host.mac}")
+        for other in self.guests:
+            other.run(f"arp -s {guest.ip} {guest.mac}")
+            guest.run(f"arp -s {other.ip} {other.mac}")
+        self.guests.append(guest)
         return guest
 
     # Forwarding without a controller.
