@@ -116,8 +116,8 @@ edt_meter_reset(struct edt_meter *meter, uint64_t now_ns)
 
 /* Takes what 'meter' has reserved beyond any EDT that 'old' can have given at
  * 'now_ns', which is for the last packets themselves, at the rate of 'new' if
- * that is higher.  Otherwise a packet that takes a second at the old rate would
- * keep others away for that second. */
+ * that is higher.  Otherwise a packet that takes a second at the old rate
+ * would keep others away for that second. */
 static void
 reprice(struct edt_meter *meter, const struct edt_params *old,
         const struct edt_params *new, uint64_t now_ns)

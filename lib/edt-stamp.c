@@ -77,8 +77,8 @@ edt_chain_refund(struct edt_chain *chain, const struct edt_amount *kept,
 }
 
 /* Returns the payload of TSO packet 'packet', which a guest may have described
- * wrongly, or NULL if it cannot be cut up: then it has no TCP header or a wrong
- * one, or segments of no length. */
+ * wrongly, or NULL if it cannot be cut up: then it has no TCP header or a
+ * wrong one, or segments of no length. */
 static const char *
 tso_payload(struct dp_packet *packet)
 {

@@ -63,7 +63,7 @@ static struct flow_shaper *shapers[2];
 static struct shaper_thread *threads[2];
 static size_t n_dropped;
 static bool any_order;          /* May packets of a flow overtake others? */
-static size_t n_ahead;          /* Packets that have, or others were dropped. */
+static size_t n_ahead;          /* Packets that have, or others dropped. */
 
 /* Times of arrival, by the numbers that packets carry. */
 static uint64_t arrivals[MAX_PACKETS];

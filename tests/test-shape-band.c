@@ -54,8 +54,8 @@ fence_init(void)
           ovs_strerror(errno));
 }
 
-/* Returns a copy of the 'size' bytes at 'data' that ends at the fence, or a few
- * bytes before, since messages are aligned.  Valid until the next call. */
+/* Returns a copy of the 'size' bytes at 'data' that ends at the fence, or a
+ * few bytes before, since messages are aligned.  Valid until the next call. */
 static void *
 fenced(const void *data, size_t size)
 {
