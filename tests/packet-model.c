@@ -24,6 +24,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "dp-packet.h"
 #include "edt-late.h"
@@ -279,6 +282,23 @@ get_area(size_t *size)
     return area;
 }
 
+/* Returns where in the 'area' of 'area_size' bytes a packet of 'size' bytes
+ * ends where nothing can be read any more. */
+static uint8_t *
+get_end(uint8_t *area, size_t area_size, size_t size)
+{
+#ifdef __SANITIZE_ADDRESS__
+    /* UBSan wants headers at even addresses; AddressSanitizer itself watches
+     * the byte that this may leave. */
+    __asan_unpoison_memory_region(area, area_size);
+    if (size & 1) {
+        area_size--;
+        __asan_poison_memory_region(area + area_size, 1);
+    }
+#endif
+    return area + area_size - size;
+}
+
 /* Where a packet lies, and what is known of it beforehand. */
 enum placement {
     AT_END,                     /* At the end of what can be read. */
@@ -301,7 +321,9 @@ packet_place(struct dp_packet *packet, const struct packet_model_input *input,
     size_t area_size;
     uint8_t *to = get_area(&area_size);
 
-    to += at_start ? 0 : area_size - input->size;
+    if (!at_start) {
+        to = get_end(to, area_size, input->size);
+    }
     memcpy(to, p, input->size);
     dp_packet_use_stub(packet, to, input->size);
     dp_packet_set_size(packet, input->size);
