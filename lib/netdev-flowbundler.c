@@ -171,15 +171,15 @@ enum qos_key {
 
 static const struct fb_key qos_keys[QOS_N_KEYS] = {
     [QOS_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                       false, "bit/s" },
+                       false, "bit/s", NULL, 0 },
     [QOS_MAX_DELAY] = { "max-delay", 1, EDT_MAX_DELAY_US, 50000,
-                        false, "us" },
+                        false, "us", NULL, 0 },
     [QOS_ECN_THRESHOLD] = { "ecn-threshold", 0, EDT_MAX_DELAY_US - 1, 0,
-                            false, "us" },
+                            false, "us", NULL, 0 },
     [QOS_MAX_BACKLOG] = { "max-backlog", 1, 1 << 24, 1 << 18,
-                          false, "packets" },
+                          false, "packets", NULL, 0 },
     [QOS_MAX_BATCH] = { "max-batch", NETDEV_MAX_BURST, 4096, 128, false,
-                        "packets" },
+                        "packets", NULL, 0 },
     [QOS_MIN_GRANULARITY] = { "min-granularity", 1, 1 << 30, 64,
                               true, "ns", NULL, FOR_WHEELS },
     [QOS_MAX_GRANULARITY] = { "max-granularity", 1, 1 << 30, 65536,
@@ -187,10 +187,11 @@ static const struct fb_key qos_keys[QOS_N_KEYS] = {
     [QOS_WHEELS] = { "wheels", 1, 64, 32, false, "wheels", NULL, FOR_WHEELS },
     [QOS_SLOTS] = { "slots", 4, 65536, 512, true, "slots", NULL,
                     FOR_WHEELS },
-    [QOS_MAX_FLOWS] = { "max-flows", 1, 1 << 23, 131072, false, "flows" },
-    [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes" },
+    [QOS_MAX_FLOWS] = { "max-flows", 1, 1 << 23, 131072, false, "flows",
+                        NULL, 0 },
+    [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes", NULL, 0 },
     [QOS_SCHEDULER] = { "scheduler", 0, ARRAY_SIZE(scheduler_words) - 1,
-                        EDT_SCHED_MLTW, false, NULL, scheduler_words },
+                        EDT_SCHED_MLTW, false, NULL, scheduler_words, 0 },
     [QOS_SLOT_GRANULARITY] = { "slot-granularity", 10, 1 << 30, 100,
                                false, "ns", NULL, FOR_SLOTS },
     [QOS_SLOT_BATCHING] = { "slot-batching", 0, 1, 1, false, NULL,
@@ -205,9 +206,9 @@ enum queue_key {
 
 static const struct fb_key queue_keys[QUEUE_N_KEYS] = {
     [QUEUE_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                         false, "bit/s" },
+                         false, "bit/s", NULL, 0 },
     [QUEUE_BURST] = { "burst", 1, EDT_MAX_BURST_BYTES * 8, 0,
-                      false, "bits" },
+                      false, "bits", NULL, 0 },
 };
 
 /* Parses 'text' as a value of 'key' into '*value'.  Returns false if it is
