@@ -78,7 +78,8 @@ class Bed:
 
     def files(self) -> set[str]:
         """Returns what is in the run directory besides logs."""
-        return {path.name for path in self.run_dir.rglob("*") if path.suffix != ".log"}
+        return {path.name for path in self.run_dir.rglob("*")
+                if path.suffix != ".log" and path.stem != "sanitizer"}
 
 
 @pytest.fixture
@@ -157,6 +158,17 @@ def test_crash(bed: Bed, daemons: tuple[str, ...]) -> None:
 
 def test_crash_is_no_success(bed: Bed) -> None:
     assert bed.run("sh", "-c", "kill -9 $(cat $OVS_RUNDIR/ovs-vswitchd.pid)").returncode == 125
+
+
+def test_what_a_sanitizer_found_is_no_success(bed: Bed) -> None:
+    """As daemons of an instrumented tree are told to log it."""
+    result = bed.run("sh", "-c", "tr '\\0' '\\n' </proc/$(cat $OVS_RUNDIR/ovs-vswitchd.pid)/environ"
+                     "| grep SAN_OPTIONS=; echo 'ERROR: leak' >$OVS_RUNDIR/sanitizer.1")
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith(f"log_path={bed.run_dir}/sanitizer") for line in lines)
+    assert result.returncode == 125
+    assert "ERROR: leak" in result.stderr
 
 
 def test_bridge_deleted_after_crash(bed: Bed) -> None:
