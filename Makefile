@@ -31,8 +31,9 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest demo check check-sanitizers \
-	check-asan check-tsan check-upstream check-full soak fuzz bench bench-quick \
-	bench-tools install debian13 clean root
+	check-asan check-asan-switch check-tsan check-clang check-upstream \
+	check-upstream-changed check-full soak fuzz bench bench-quick bench-tools install \
+	debian13 clean root
 
 all: ovs
 
@@ -43,10 +44,13 @@ help:
 	@echo 'make vm        what sends and counts in tests of reconfiguration'
 	@echo 'make guest     QEMU and what it boots, for the tests with virtual machines (root)'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
-	@echo 'make check     run all tests (root)'
-	@echo 'make check-full  check, check-sanitizers, and check-upstream: OVS own tests, compared'
+	@echo 'make check     run all our tests (root)'
+	@echo 'make check-sanitizers  with AddressSanitizer, UBSan and ThreadSanitizer'
+	@echo 'make check-clang  let clang check our code, above all its locks'
+	@echo 'make check-upstream  OVS own tests, compared with OVS without our patches;'
+	@echo '               check-upstream-changed: those of what we change'
+	@echo 'make check-full  all of these'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
-	@echo 'make check-sanitizers  the C tests with AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
 	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
@@ -96,22 +100,41 @@ demo: root all venv
 check: root all venv probe vm guest
 	@$(FB_VENV)/bin/python -m pytest tests
 
-# The C programs and our autotests, instrumented: each in a tree of its own.
-# OVS's autotests look into what the sanitizers log (tests/atlocal.in); -O1, so
-# that what is in error is still there.  Threads: what several share are meters.
+# Instrumented, each in a tree of its own, with -O1, so that what is in error is
+# still there: with AddressSanitizer and UBSan the C programs and our autotests, and
+# vswitchd under real traffic where a test does not depend on how fast it is; with
+# ThreadSanitizer what threads share.  OVS's autotests look into what the sanitizers
+# log (tests/atlocal.in), and so does fb-sandbox.
 asan_CFLAGS = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined
 tsan_CFLAGS = -O1 -g -fno-omit-frame-pointer -fsanitize=thread
-asan_TESTS = 'test_unit or test_autotests'
-tsan_TESTS = 'test_unit and threads'
+asan_TESTS = tests/test_c.py
+asan-switch_TESTS = tests/test_production_reconfiguration.py \
+	tests/test_shaping_lifecycle.py tests/test_hostile_ovsdb.py
+tsan_TESTS = tests/test_c.py -k 'test_unit and threads'
+export ASAN_OPTIONS ?= detect_leaks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS ?= halt_on_error=1:suppressions=$(CURDIR)/tests/tsan.supp
 SANITIZED = check-asan check-tsan
 
-check-sanitizers: $(SANITIZED)
+check-sanitizers: $(SANITIZED) check-asan-switch
 
-$(SANITIZED): check-%: root venv
+$(SANITIZED): check-%: root venv $(BUILD)/%/apt
 	+@$(MAKE) B=$(BUILD)/$* CFLAGS='$($*_CFLAGS)' ovs
-	@FB_BUILD=$(BUILD)/$* $(FB_VENV)/bin/python -m pytest tests/test_c.py -k $($*_TESTS)
+	@FB_BUILD=$(BUILD)/$* $(FB_VENV)/bin/python -m pytest $($*_TESTS)
+
+check-asan-switch: root venv $(BUILD)/asan/apt
+	+@$(MAKE) B=$(BUILD)/asan CFLAGS='$(asan_CFLAGS)' ovs probe vm
+	@FB_BUILD=$(BUILD)/asan $(FB_VENV)/bin/python -m pytest $(asan-switch_TESTS)
+
+# OVS's source is downloaded once.
+$(BUILD)/asan/apt $(BUILD)/tsan/apt:
+	@mkdir -p $(@D) $(BUILD)/apt
+	@ln -sfn ../apt $@
+
+# gcc does not know which lock belongs to what (OVS_GUARDED); clang does.
+check-clang: all
+	@utilities/install-deps --clang
+	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/utilities/clang.mk CC=clang FB=$(CURDIR) fb-clang
 
 # Random changes under traffic; every packet is counted.
 MINUTES ?= 30
@@ -119,17 +142,20 @@ soak: root all venv vm
 	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/soak.py --minutes $(MINUTES) \
 		$(if $(SEED),--seed $(SEED))
 
-# OVS's own tests, the whole suite, in our tree and in the unpatched one.
-check-upstream: root all ovs-stock
-	@utilities/upstream-check
+# OVS's own tests: the whole suite, or those of what the series changes, by their
+# keywords.  What does not pass is compared with OVS without our patches.
+CHANGED = dpif-netdev pmd ofproto-dpif ofp-print ovs-ofctl meter meters qos queue
 
-check-full: check check-sanitizers check-upstream
+check-upstream check-upstream-changed: root all
+	@utilities/upstream-check $(if $(findstring changed,$@),$(CHANGED:%=-k %))
+
+check-full: check check-sanitizers check-clang check-upstream
 
 # Longer than "make check" does it: docs/testing.md.  The library is built
 # before, with the compiler that it is always built with.
 FUZZ_SECONDS ?= 60
 fuzz: all
-	@utilities/install-deps --fuzz
+	@utilities/install-deps --clang
 	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/tests/fuzz.mk CC=clang FB=$(CURDIR) \
 		FB_FUZZ=$(BUILD)/fuzz FB_SECONDS=$(FUZZ_SECONDS) fb-fuzz
 

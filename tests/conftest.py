@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest_plugins: list[str] = ["fbtest.fixtures"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which CI says what it cannot have."""
+    parser.addoption("--may-skip", metavar="REGEX",
+                     help="fail tests that are skipped for another reason than one that "
+                     "REGEX is found in (default: any)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport,
+                                                              pytest.TestReport]:
+    """Have a skip fail that --may-skip does not allow."""
+    report = yield
+    allowed = item.config.getoption("--may-skip")
+    if report.skipped and allowed is not None and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple)
+                     else report.longrepr)
+        if not re.search(allowed, reason):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, which --may-skip={allowed} does not allow: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from fbtest import guest, measure, netns, ovs, proc, traffic, vhost
+from fbtest import autotest, guest, measure, netns, ovs, proc, traffic, vhost
 
 DUMP_PORTS = """\
 OFPST_PORT reply (OF1.5) (xid=0x2): 3 ports
@@ -248,3 +248,47 @@ def test_what_a_vm_needs_is_named(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="qemu-system-x86_64 is not installed: run 'make guest'"):
         guest.Guest(tmp_path / "s", address="10.0.0.1/24", mac="02:00:00:00:00:01", cpus={0},
                     image=tmp_path)
+
+
+AUTOTEST_LIST = """\
+openvswitch 3.5.0 test suite test groups:
+
+ NUM: FILE-NAME:LINE     TEST-GROUP-NAME
+      KEYWORDS
+
+   9: completion.at:754  vsctl-bashcomp - negative test
+ 501: ofp-print.at:720   OFPT_FLOW_MOD - OF1.2 - low verbosity
+      ofp-print
+ 502: ofp-print.at:746   OFPT_FLOW_MOD - OF1.2 - low verbosity
+      ofp-print
+1041: pmd.at:100         PMD - a - long (ok) title
+"""
+AUTOTEST_OUTPUT = """\
+## openvswitch 3.5.0 test suite. ##
+  9: vsctl-bashcomp - negative test                  skipped (completion.at:754)
+502: OFPT_FLOW_MOD - OF1.2 - low verbosity           FAILED (ofp-print.at:746)
+501: OFPT_FLOW_MOD - OF1.2 - low verbosity           ok
+1041: PMD - a - long (ok) title                       FAILED (pmd.at:117)
+## Test results. ##
+ERROR: 4 tests were run,
+2 failed unexpectedly.
+502: OFPT_FLOW_MOD - OF1.2 - low verbosity           ok
+1041: PMD - a - long (ok) title                       FAILED (pmd.at:117)
+"""
+
+
+def test_autotests_are_told_apart():
+    flow_mod = "OFPT_FLOW_MOD - OF1.2 - low verbosity"
+    tests = autotest.parse_list(AUTOTEST_LIST)
+    assert tests == {("vsctl-bashcomp - negative test", 0): 9, (flow_mod, 0): 501,
+                     (flow_mod, 1): 502, ("PMD - a - long (ok) title", 0): 1041}
+    results = autotest.parse(AUTOTEST_OUTPUT, tests)
+    assert results.passed == {(flow_mod, 0), (flow_mod, 1)}
+    assert results.failed == {("PMD - a - long (ok) title", 0)}
+    assert results.skipped == {("vsctl-bashcomp - negative test", 0)}
+
+
+def test_a_suite_that_cannot_run_is_an_error(tmp_path):
+    (tmp_path / "tests").mkdir()
+    with pytest.raises(autotest.SuiteError, match="(?s)after 0 tests:.*No rule"):
+        autotest.run(tmp_path)
