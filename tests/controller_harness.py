@@ -6,6 +6,7 @@ ended by its own process id.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -54,7 +55,8 @@ def end(process: subprocess.Popen[Any], deadline: float = 10.0) -> int:
 
 def ovs_tree() -> Path:
     """Find the built Open vSwitch, and say what to do if there is none."""
-    tree = Path(os.environ.get("FB_OVS_TREE", ROOT / "build" / "ovs"))
+    build = Path(os.environ.get("FB_BUILD") or ROOT / "build")
+    tree = Path(os.environ.get("FB_OVS_TREE") or build / "ovs")
     if not (tree / "vswitchd" / "ovs-vswitchd").exists():
         raise RuntimeError(
             f"no Open vSwitch in {tree}: run `make`, or let FB_OVS_TREE name a built source tree"
@@ -78,6 +80,9 @@ class Switch:
             },
             "OVS_PKGDATADIR": str(tree / "vswitchd"),
         }
+        # Of no effect in a tree that is not built with them.
+        for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"):
+            self.env[name] = f"{os.environ.get(name, '')}:log_path={directory}/sanitizer"
         self.db: subprocess.Popen[bytes] | None = None
         self.vswitchd: subprocess.Popen[bytes] | None = None
 
@@ -139,10 +144,16 @@ class Switch:
         (self.directory / "ovs-vswitchd.ctl").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End both."""
+        """End both; what sanitizers have found, at the end also leaks, is an error."""
+        if self.vswitchd is not None and self.vswitchd.poll() is None:
+            with contextlib.suppress(subprocess.SubprocessError):
+                self.appctl("exit")
+                self.vswitchd.wait(DEADLINE)
         for process in (self.vswitchd, self.db):
             if process is not None:
                 end(process)
+        found = [path.read_text() for path in self.directory.glob("sanitizer.*")]
+        assert not found, "\n".join(found)
 
     def appctl(self, *arguments: str) -> str:
         """Run ovs-appctl against this ovs-vswitchd."""

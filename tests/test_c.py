@@ -42,7 +42,7 @@ def test_unit(program: str, name: str) -> None:
     assert result.returncode == 0, result.stdout[-4000:]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_autotests() -> None:
     """OVS autotests of ours: dummy ports, virtual time."""
     # They sleep for most of their time, hence more jobs than processors.

@@ -6,11 +6,12 @@ Nothing here needs a switch or root, except the suites whose makefile targets ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +29,15 @@ _RESULT = re.compile(r"^\s*(\d+): .*?\s"
 # "  12: ofproto-dpif.at:24  ofproto-dpif - resubmit"
 _LISTED = re.compile(r"^\s*(\d+): \S+:\d+\s+(.*?)\s*$")
 
-# What makes tests that change interfaces and mounts leave the machine's alone.
+# What makes tests that change interfaces and network namespaces leave the machine's
+# alone, whose names they would share.
 _APART = ("unshare", "--net", "--mount", "--", "sh", "-c",
-          'mount -t sysfs sysfs /sys && ip link set lo up && exec "$@"', "sh")
+          "mount -t sysfs sysfs /sys && mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns "
+          '&& ip link set lo up && exec "$@"', "sh")
+
+_NR_HUGEPAGES = Path("/proc/sys/vm/nr_hugepages")
+#: More than vswitchd and two dpdk-testpmd take.
+_HUGEPAGES = 1536
 
 
 class SuiteError(RuntimeError):
@@ -104,6 +111,16 @@ def tests_of(tree: Path, suite: str = "check") -> dict[Test, int]:
     return tests
 
 
+@contextlib.contextmanager
+def _hugepages(wanted: int) -> Iterator[None]:
+    """Have the kernel reserve so many huge pages more than it does."""
+    _NR_HUGEPAGES.write_text(str(int(_NR_HUGEPAGES.read_text()) + wanted))
+    try:
+        yield
+    finally:
+        _NR_HUGEPAGES.write_text(str(max(0, int(_NR_HUGEPAGES.read_text()) - wanted)))
+
+
 def run(tree: Path, suite: str = "check", *, jobs: int = 1, keywords: Sequence[str] = (),
         numbers: Iterable[int] = ()) -> Results:
     """Run `suite`, a make target, in the built OVS `tree`, `jobs` tests at once.
@@ -116,10 +133,11 @@ def run(tree: Path, suite: str = "check", *, jobs: int = 1, keywords: Sequence[s
     apart = _APART if suite != "check" else ()
     flags = [f"-j{jobs}", *(f"-k {keyword}" for keyword in keywords),
              *map(str, sorted(numbers))]
-    done = subprocess.run(
-        [*apart, "make", "-C", str(tree), suite, f"TESTSUITEFLAGS={' '.join(flags)}",
-         "RECHECK=yes"],
-        env=_environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with _hugepages(_HUGEPAGES) if suite == "check-dpdk" else contextlib.nullcontext():
+        done = subprocess.run(
+            [*apart, "make", "-C", str(tree), suite, f"TESTSUITEFLAGS={' '.join(flags)}",
+             "RECHECK=yes"],
+            env=_environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     ran = any(map(_RESULT.match, done.stdout.splitlines()))
     results = parse(done.stdout, tests_of(tree, suite)) if ran else Results()
     if not ran or (done.returncode and not results.failed):
