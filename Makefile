@@ -95,10 +95,13 @@ guest: root deps
 demo: root all venv
 	@utilities/fb-demo
 
+# With MAY_SKIP, a regular expression, tests that are skipped for another reason fail.
+PYTEST = $(FB_VENV)/bin/python -m pytest $(if $(MAY_SKIP),--may-skip='$(MAY_SKIP)')
+
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
 check: root all venv probe vm guest
-	@$(FB_VENV)/bin/python -m pytest tests
+	@$(PYTEST) tests
 
 # Instrumented, each in a tree of its own, with -O1, so that what is in error is
 # still there: with AddressSanitizer and UBSan the C programs and our autotests, and
@@ -123,11 +126,11 @@ check-sanitizers: $(SANITIZED) check-asan-switch
 
 $(SANITIZED): check-%: root venv $(BUILD)/%/apt
 	+@$(MAKE) B=$(BUILD)/$* CFLAGS='$($*_CFLAGS)' ovs
-	@FB_BUILD=$(BUILD)/$* $(FB_VENV)/bin/python -m pytest $($*_TESTS)
+	@FB_BUILD=$(BUILD)/$* $(PYTEST) $($*_TESTS)
 
 check-asan-switch: root venv $(BUILD)/asan/apt
 	+@$(MAKE) B=$(BUILD)/asan CFLAGS='$(asan_CFLAGS)' ovs probe vm
-	@FB_BUILD=$(BUILD)/asan $(FB_VENV)/bin/python -m pytest $(asan-switch_TESTS)
+	@FB_BUILD=$(BUILD)/asan $(PYTEST) $(asan-switch_TESTS)
 
 # OVS's source is downloaded once.
 $(BUILD)/asan/apt $(BUILD)/tsan/apt:
