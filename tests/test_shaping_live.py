@@ -13,6 +13,7 @@ import pytest
 from fbtest.analysis import CounterSeries, check_order, packet_rate, settle_time
 from fbtest.clock import CaptureClock
 from fbtest.controller import Controller
+from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec
 from fbtest.proc import wait_until
 from fbtest.testbed import Testbed
@@ -38,6 +39,8 @@ from shaping import (
 #: its time, and may wait for meter-shaping-max-delay (50 ms); the rest is for
 #: the controller, and for a switch that shares two cores with the senders.
 IN_FORCE_S = 0.1
+#: As in test_shaping_tcp: others on the machine only ever take away.
+ATTEMPTS = 3
 
 CONFIG = """
 tenants:
@@ -235,37 +238,49 @@ def test_refused_configuration_changes_nothing(testbed: Testbed) -> None:
     favour_pmds(testbed)
     qos = ovs.get("Port", "out", "qos")
     wait_until(lambda: backlog(ovs, "out") > 0, "packets wait")
-    clock = CaptureClock(recorder.path)
-    clock.mark()
-    start = time.monotonic_ns()
-    for key, value, allowed in REFUSED:
-        ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}")
-        message = ovs.flowbundler_show("out")["out"]["refused"]
-        for part in (key, f'"{value}"', allowed):
-            assert part in message, message
-        # A bad value next to a good one refuses both.
-        ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}", "other_config:max-batch=64")
-        shown = ovs.flowbundler_show("out")["out"]
-        assert shown["config"]["max-rate"] == rate and shown["config"]["max-batch"] == 128
-        if (key, value) in (REFUSED[0][:2], REFUSED[-1][:2]):
+    for attempt in range(ATTEMPTS):
+        clock = CaptureClock(recorder.path)
+        clock.mark()
+        start = time.monotonic_ns()
+        for key, value, allowed in REFUSED:
             # vswitchd renews the status every 5 s.
-            status = wait_until(lambda key=key: _status_with(ovs, key), "the status", 12)
-            for part in (key, f'"{value}"', allowed):
-                assert part in status, status
-        ovs.vsctl("--", "remove", "QoS", qos, "other_config", key,
-                  "--", "remove", "QoS", qos, "other_config", "max-batch",
-                  "--", "set", "QoS", qos, f"other_config:max-rate={rate}")
-        assert "refused" not in ovs.flowbundler_show("out")["out"]
-        run_for(ovs, 0.5)
-    end = time.monotonic_ns()
-    clock.mark()
-    wait_until(lambda: not _status_with(ovs, ""), "no error in the status", 12)
-    packets = clock.apply(recorder.read()).between(start, end)
-    # 1 %, that is 35 ms of 3.5 s.  The port catches up on gaps of up to 10 ms.
-    # (Order: see assert_in_order on why not here.)
-    measured = packet_rate(packets.time_ns, packets.length, start, end)
-    print(f"{measured / MBIT:.3f} Mbit/s in {(end - start) / NS:.2f} s")
+            in_status = attempt == 0 and (key, value) in (REFUSED[0][:2], REFUSED[-1][:2])
+            refuse(ovs, qos, key, value, allowed, rate, in_status)
+            run_for(ovs, 0.5)
+        end = time.monotonic_ns()
+        clock.mark()
+        wait_until(lambda: not _status_with(ovs, ""), "no error in the status", 12)
+        packets = clock.apply(recorder.read()).between(start, end)
+        # 1 %, that is 35 ms of 3.5 s.  The port catches up on gaps of up to 10 ms; what
+        # else a PMD thread misses that has no processor is lost: no attempt may get
+        # more.  (Order: see assert_in_order on why not here.)
+        measured = packet_rate(packets.time_ns, packets.length, start, end)
+        print(f"{measured / MBIT:.3f} Mbit/s in {(end - start) / NS:.2f} s")
+        assert measured <= 1.01 * rate
+        if measured >= 0.99 * rate:
+            break
     assert measured == pytest.approx(rate, rel=0.01)
+
+
+def refuse(ovs: Ovs, qos: str, key: str, value: str, allowed: str, rate: int,
+           in_status: bool) -> None:
+    """Set `key` to a value that is refused with a message, and take it back."""
+    ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}")
+    message = ovs.flowbundler_show("out")["out"]["refused"]
+    for part in (key, f'"{value}"', allowed):
+        assert part in message, message
+    # A bad value next to a good one refuses both.
+    ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}", "other_config:max-batch=64")
+    shown = ovs.flowbundler_show("out")["out"]
+    assert shown["config"]["max-rate"] == rate and shown["config"]["max-batch"] == 128
+    if in_status:
+        status = wait_until(lambda: _status_with(ovs, key), "the status", 12)
+        for part in (key, f'"{value}"', allowed):
+            assert part in status, status
+    ovs.vsctl("--", "remove", "QoS", qos, "other_config", key,
+              "--", "remove", "QoS", qos, "other_config", "max-batch",
+              "--", "set", "QoS", qos, f"other_config:max-rate={rate}")
+    assert "refused" not in ovs.flowbundler_show("out")["out"]
 
 
 def _status_with(ovs, text: str) -> str:

@@ -192,11 +192,17 @@ def test_udp_under_the_rates_of_a_port_and_a_queue(testbed: Testbed) -> None:
     ovs.add_flows(testbed.bridge, ["table=0,priority=10,ip,nw_dst=10.73.0.1,"
                                    "actions=set_queue:7,goto_table:1"])
     favour_pmds(testbed)
-    seen = capture(testbed, recorder, SECONDS)
-    window = seen.start_ns, seen.end_ns
-    queue, rest = (packet_rate(p.time_ns, p.length, *window)
-                   for p in (seen.packets.of_flow(1), seen.packets.of_flow(2)))
-    print(f"queue {queue / MBIT:.3f}, rest {rest / MBIT:.3f} Mbit/s")
+    for _ in range(ATTEMPTS):
+        seen = capture(testbed, recorder, SECONDS)
+        window = seen.start_ns, seen.end_ns
+        queue, rest = (packet_rate(p.time_ns, p.length, *window)
+                       for p in (seen.packets.of_flow(1), seen.packets.of_flow(2)))
+        print(f"queue {queue / MBIT:.3f}, rest {rest / MBIT:.3f} Mbit/s")
+        # No attempt may get more; what a PMD thread misses that has no processor for
+        # more than the 10 ms below is lost.
+        assert queue <= 40.4 * MBIT and queue + rest <= 202 * MBIT
+        if queue >= 39.6 * MBIT and queue + rest >= 198 * MBIT:
+            break
     ovs.vsctl("--", "clear", "QoS", ovs.get("Port", "out", "qos"), "queues",
               "--", "--all", "destroy", "Queue")
     # 1 % is asked for.  Without a meter the port itself holds the packets, and
