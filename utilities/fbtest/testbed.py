@@ -212,7 +212,12 @@ class Testbed:
         if error:
             self.ovs.vsctl("del-port", self.bridge, name)
             raise RuntimeError(f"port {name}: {error}")
-        return self.ovs.get("Interface", name, "ofport")
+        number = self.ovs.get("Interface", name, "ofport")
+        if not isinstance(number, int):
+            raise RuntimeError(
+                f"port {name}: vswitchd has not made bridge {self.bridge} (see its log); is "
+                "ovs-netdev here another one's?  There can be one in a network namespace.")
+        return number
 
     def vhost_port(self, name: str, **options: str | int) -> VhostPort:
         """Add a port for a virtual machine, which may come before or after it.
