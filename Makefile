@@ -47,8 +47,8 @@ help:
 	@echo 'make check     run all our tests (root)'
 	@echo 'make check-sanitizers  with AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make check-clang  let clang check our code, above all its locks'
-	@echo 'make check-upstream  OVS own tests, compared with OVS without our patches;'
-	@echo '               check-upstream-changed: those of what we change'
+	@echo 'make check-upstream  OVS own suites, compared with OVS without our patches (SUITES=);'
+	@echo '               check-upstream-changed: the tests of what we change'
 	@echo 'make check-full  all of these'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
@@ -148,12 +148,18 @@ soak: root all venv vm
 	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/soak.py --minutes $(MINUTES) \
 		$(if $(SEED),--seed $(SEED))
 
-# OVS's own tests: the whole suite, or those of what the series changes, by their
-# keywords.  What does not pass is compared with OVS without our patches.
+# OVS's own tests: whole suites, also those with real interfaces and with DPDK, or
+# those of what the series changes, by their keywords.  What does not pass is compared
+# with OVS without our patches.
+SUITES = check check-system-userspace check-dpdk
 CHANGED = dpif-netdev pmd ofproto-dpif ofp-print ovs-ofctl meter meters qos queue
 
-check-upstream check-upstream-changed: root all
-	@utilities/upstream-check $(if $(findstring changed,$@),$(CHANGED:%=-k %))
+check-upstream: root all
+	@utilities/install-deps --upstream
+	@utilities/upstream-check $(SUITES)
+
+check-upstream-changed: root all
+	@utilities/upstream-check $(CHANGED:%=-k %)
 
 check-full: check check-sanitizers check-clang check-upstream
 
