@@ -145,14 +145,26 @@ class Testbed:
             self._stack.callback(shutil.rmtree, self.dir, ignore_errors=True)
             self.bridge = unique_name(f"b{next(_serial)}")
             self._stack.callback(self._remove_bridge)
-            # Secure: nothing is forwarded before there are flows, or an
-            # endless source would flood every host.
-            self.ovs.vsctl("add-br", self.bridge, "--", "set", "Bridge",
-                           self.bridge, "datapath_type=netdev",
-                           "fail_mode=secure")
+            wait_until(self._add_bridge, f"bridge {self.bridge} is made (does another vswitchd "
+                       "have ovs-netdev in this network namespace?)", 20, 0.2)
         except BaseException:
             self._stack.close()
             raise
+
+    def _add_bridge(self) -> bool:
+        """Add the bridge; returns whether it could be made.
+
+        It cannot be while another vswitchd in the network namespace has a
+        netdev datapath, or is about to be rid of it: both want "ovs-netdev".
+        """
+        # Secure: nothing is forwarded before there are flows, or an endless
+        # source would flood every host.
+        self.ovs.vsctl("add-br", self.bridge, "--", "set", "Bridge", self.bridge,
+                       "datapath_type=netdev", "fail_mode=secure")
+        if isinstance(self.ovs.get("Interface", self.bridge, "ofport"), int):
+            return True
+        self._remove_bridge()
+        return False
 
     def __enter__(self) -> Testbed:
         return self
@@ -212,12 +224,7 @@ class Testbed:
         if error:
             self.ovs.vsctl("del-port", self.bridge, name)
             raise RuntimeError(f"port {name}: {error}")
-        number = self.ovs.get("Interface", name, "ofport")
-        if not isinstance(number, int):
-            raise RuntimeError(
-                f"port {name}: vswitchd has not made bridge {self.bridge} (see its log); is "
-                "ovs-netdev here another one's?  There can be one in a network namespace.")
-        return number
+        return self.ovs.get("Interface", name, "ofport")
 
     def vhost_port(self, name: str, **options: str | int) -> VhostPort:
         """Add a port for a virtual machine, which may come before or after it.
