@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -21,23 +20,19 @@ pytest_plugins: list[str] = ["fbtest.fixtures"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option with which CI says what it cannot have."""
-    parser.addoption("--may-skip", metavar="REGEX",
-                     help="fail tests that are skipped for another reason than one that "
-                     "REGEX is found in (default: any)")
+    parser.addoption("--no-skip", action="store_true", help="fail tests that are skipped")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport,
                                                               pytest.TestReport]:
-    """Have a skip fail that --may-skip does not allow."""
+    """Have a skip fail with --no-skip."""
     report = yield
-    allowed = item.config.getoption("--may-skip")
-    if report.skipped and allowed is not None and not hasattr(report, "wasxfail"):
-        reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple)
-                     else report.longrepr)
-        if not re.search(allowed, reason):
-            report.outcome = "failed"
-            report.longrepr = f"skipped, which --may-skip={allowed} does not allow: {reason}"
+    if (report.skipped and item.config.getoption("--no-skip")
+            and not hasattr(report, "wasxfail")):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"with --no-skip: {reason}"
     return report
 
 
