@@ -30,8 +30,9 @@ _RESULT = re.compile(r"^\s*(\d+): .*?\s"
 _LISTED = re.compile(r"^\s*(\d+): \S+:\d+\s+(.*?)\s*$")
 
 # What makes tests that change interfaces and network namespaces leave the machine's
-# alone, whose names they would share.
-_APART = ("unshare", "--net", "--mount", "--", "sh", "-c",
+# alone, whose names they would share, and end with all that they have started.
+_APART = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+          "--", "sh", "-c",
           "mount -t sysfs sysfs /sys && mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns "
           '&& ip link set lo up && exec "$@"', "sh")
 
