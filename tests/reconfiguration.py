@@ -21,13 +21,15 @@ Steps = Iterator[None]
 class Change:
     """Something that is changed, and what it may explain.
 
-    `may_drop` are beginnings of names in `Oracle.drops`, `may_warn` parts of
-    warnings in the log.  `may_reorder`: docs/design.md names it under known limits.
+    `may_drop` are beginnings of names in `Oracle.drops`, `may_restart` of those in
+    `Oracle.counters` (because what has them is made anew), `may_warn` parts of warnings
+    in the log.  `may_reorder`: docs/design.md names it under known limits.
     """
 
     name: str
     run: Callable[[Oracle], Steps]
     may_drop: tuple[str, ...] = ()
+    may_restart: tuple[str, ...] = ()
     may_warn: tuple[str, ...] = ()
     may_reorder: bool = False
 
@@ -35,17 +37,23 @@ class Change:
 CHANGES: list[Change] = []
 
 
-def change(*may_drop: str, may_warn: tuple[str, ...] = (), may_reorder: bool = False
+def change(*may_drop: str, may_restart: tuple[str, ...] = (), may_warn: tuple[str, ...] = (),
+           may_reorder: bool = False
            ) -> Callable[[Callable[[Oracle], Steps]], Callable[[Oracle], Steps]]:
     """Put a function into `CHANGES`."""
     def add(function: Callable[[Oracle], Steps]) -> Callable[[Oracle], Steps]:
-        CHANGES.append(Change(function.__name__, function, may_drop, may_warn, may_reorder))
+        CHANGES.append(Change(function.__name__, function, may_drop, may_restart, may_warn,
+                              may_reorder))
         return function
 
     return add
 
 
-@change()
+#: Counters of queues, which go with the QoS.
+QUEUES = ("queue ",)
+
+
+@change(may_restart=QUEUES)
 def qos_cleared_and_set(o: Oracle) -> Steps:
     o.ovs.clear_qos("out")
     yield
@@ -53,7 +61,7 @@ def qos_cleared_and_set(o: Oracle) -> Steps:
     yield
 
 
-@change()
+@change(may_restart=QUEUES)
 def qos_keys_changed(o: Oracle) -> Steps:
     for keys in ({"max-granularity": 4096}, {"slots": 64}, {"max-backlog": 10_000},
                  {"overhead": 24}, {"max-flows": 1000}):
@@ -64,7 +72,7 @@ def qos_keys_changed(o: Oracle) -> Steps:
     yield
 
 
-@change()
+@change(may_restart=QUEUES)
 def port_rate_changed(o: Oracle) -> Steps:
     for rate in (20_000_000, 10_000_000, 100_000_000):
         o.set_qos(**{"max-rate": rate})
@@ -81,7 +89,7 @@ def scheduler_changed(o: Oracle) -> Steps:
         yield
 
 
-@change()
+@change(may_restart=QUEUES)
 def qos_type_switched(o: Oracle) -> Steps:
     o.ovs.set_qos("out", "egress-policer", cir=125_000_000, cbs=1_000_000)
     yield
@@ -178,7 +186,11 @@ def other_port_with_queues(o: Oracle) -> Steps:
     yield
 
 
-@change("datapath_drop_invalid_port", "meter ", may_warn=DRIVERS)
+#: OVS begins to count anew where it sets a vhost port up anew, or it comes up.
+VHOST = ("vm ", "out ")
+
+
+@change("datapath_drop_invalid_port", "meter ", may_restart=VHOST, may_warn=DRIVERS)
 def mtu_changed(o: Oracle) -> Steps:
     # While OVS sets a port up anew, packets for it are dropped.  (What waits at it
     # waits on.)
@@ -227,7 +239,11 @@ NO_FLOW = ("datapath_drop_upcall_error", "datapath_drop_userspace_action_error",
            "drop_action_of_pipeline", "datapath_drop_lock_error")
 
 
-@change(*NO_FLOW)
+#: Counters of meters that are deleted.
+METERS = ("meter ",)
+
+
+@change(*NO_FLOW, may_restart=METERS)
 def meters_deleted(o: Oracle) -> Steps:
     # Their flows go with them: packets without a flow are dropped.
     o.ovs.del_meters(o.bed.bridge)
@@ -258,7 +274,7 @@ def stamping_fair(o: Oracle) -> Steps:
     yield
 
 
-@change(*NO_FLOW, may_warn=("Connection refused",), may_reorder=True)
+@change(*NO_FLOW, may_restart=METERS, may_warn=("Connection refused",), may_reorder=True)
 def controller_lost(o: Oracle) -> Steps:
     # OVS flushes flows and meters when a bridge gets its first controller, or loses
     # its last one; what a controller has set stays when that is lost (fail_mode
@@ -273,7 +289,7 @@ def controller_lost(o: Oracle) -> Steps:
     yield
 
 
-@change("out tx", "drop_action_of_pipeline")
+@change("out tx", "drop_action_of_pipeline", may_restart=VHOST)
 def port_down_and_up(o: Oracle) -> Steps:
     o.ovs.ofctl("mod-port", o.bed.bridge, str(o.out.number), "down")
     yield
@@ -282,3 +298,87 @@ def port_down_and_up(o: Oracle) -> Steps:
     o.ovs.ofctl("mod-port", o.bed.bridge, str(o.out.number), "up")
     o.start()
     yield
+
+
+#: What waits when its port is deleted, what OVS sends to it before its flows know,
+#: and what comes without a flow.
+GONE = ("drop_removed", "datapath_drop_invalid_port", *NO_FLOW)
+#: That a virtual machine is not there (yet).  The counters of its port are then those
+#: of the next one.
+NO_VM = ("VHOST_CONFIG", "vHost")
+
+
+#: That packets come from a port whose bridge is gone.
+NO_BRIDGE = ("xlate_key failed",)
+
+
+@change(*GONE, "out tx", "no port", may_restart=("out ", "shaper ", *QUEUES), may_warn=NO_VM)
+def shaped_port_deleted(o: Oracle) -> Steps:
+    deleted = o.delete_out()
+    yield
+    o.add_out_again(*deleted)
+    yield
+
+
+@change(may_restart=QUEUES)
+def shaped_port_replaced(o: Oracle) -> Steps:
+    # Deleted and added in one transaction: to OVS the port has been there all the time.
+    old = o.ovs.get("Port", "out", "qos")
+    o.ovs.vsctl("--", "del-port", o.bed.bridge, "out", "--", "add-port", o.bed.bridge, "out",
+                "--", "set", "Interface", "out", "type=dpdkvhostuserclient",
+                f"options:vhost-server-path={o.out.path}", f"ofport_request={o.out.number}",
+                "--", "set", "Port", "out", f"qos={old}")
+    yield
+
+
+@change(*GONE, may_restart=("vm ",), may_warn=(*NO_VM, *NO_BRIDGE))
+def sending_port_deleted(o: Oracle) -> Steps:
+    o.keep("vm ")
+    o.ovs.vsctl("del-port", o.bed.bridge, "vm")
+    # What waits of it leaves all the same.
+    wait_until(lambda: o.backlog() == 0, "nothing waits")
+    yield
+    o.vm = o.add_port("vm")
+    o.wait_traffic()
+    yield
+
+
+@change(*GONE, "out tx", may_restart=("vm ", "out ", "shaper ", *QUEUES, *METERS),
+        may_warn=(*NO_VM, *NO_BRIDGE))
+def bridge_deleted(o: Oracle) -> Steps:
+    for prefix in ("vm ", "out ", "meter "):
+        o.keep(prefix)
+    qos = o.ovs.get("Port", "out", "qos")
+    o.bed.remake_bridge()
+    o.vm = o.add_port("vm")
+    o.add_out_again(qos)
+    yield
+
+
+@change("out tx", may_restart=("out ",), may_warn=NO_VM)
+def receiver_killed(o: Oracle) -> Steps:
+    o.kill_receiver()
+    yield
+    o.new_receiver()
+    yield
+
+
+@change(may_restart=("vm ",), may_warn=NO_VM)
+def sender_killed(o: Oracle) -> Steps:
+    o.kill_sender()
+    yield
+    o.new_sender()
+    yield
+
+
+@change(may_warn=NO_VM)
+def database_restored(o: Oracle) -> Steps:
+    o.set_qos(overhead=4)
+    backup = o.ovs.backup()
+    o.set_qos(overhead=8)
+    yield
+    o.ovs.restore(backup)
+    wait_until(lambda: o.ovs.flowbundler_show("out")["out"]["config"]["overhead"] == 4,
+               "the QoS of the backup is in force")
+    yield
+    o.set_qos(overhead=0)

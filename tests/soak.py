@@ -34,7 +34,10 @@ from shaping import RESULTS, favour_pmds  # noqa: E402
 ROUND = 5
 #: The first rounds in which vswitchd may still grow (tables, pools, chunks).
 WARM_UP_ROUNDS = 10
-#: What its heap may gain after that, in kB: arenas of threads that come and go.
+#: What its heap may gain after that, in kB: arenas of threads that come and go, and
+#: what malloc keeps.  (A wheel is a block of megabytes.  The first ones are mappings of
+#: their own, gone when they are freed; then malloc takes such from the heap, which has
+#: gained 10 MB for good when that happens first.)
 GROWTH_KB = 16_384
 
 
@@ -64,6 +67,7 @@ def soak(bed: Testbed, minutes: float, seed: int) -> dict[str, object]:
             print(f"soak: {time.monotonic() - begin:7.1f} s: {change.name}", flush=True)
             for _ in change.run(oracle):
                 oracle.run(choose.random() * 0.3)
+                oracle.check_counters(change.may_restart)
             made[change.name] += 1
         oracle.wait_traffic()
         sums = oracle.check(may_drop=tuple(d for change in some for d in change.may_drop),
@@ -77,6 +81,7 @@ def soak(bed: Testbed, minutes: float, seed: int) -> dict[str, object]:
             raise OracleError("vswitchd is another process than before")
         rounds += 1
         rss.append(rss_kb(bed.ovs))
+        print(f"soak: round {rounds}: vswitchd has {rss[-1]} kB", flush=True)
         if len(rss) > WARM_UP_ROUNDS and rss[-1] > max(rss[:WARM_UP_ROUNDS]) + GROWTH_KB:
             raise OracleError(f"vswitchd grows: {rss} kB")
     return {

@@ -58,6 +58,15 @@ meter:12 flow_count:0 packet_in_count:0 byte_in_count:0 duration:2.030s bands:
     assert stats == {1: ovs.MeterStats(1, 34, 523, 32, 500), 12: ovs.MeterStats(12, 0, 0, 0, 0)}
 
 
+def test_queue_stats():
+    stats = ovs.parse_queue_stats("""\
+OFPST_QUEUE reply (OF1.3) (xid=0x4): 2 queues
+  port 12 queue 0: bytes=302, pkts=1, errors=0, duration=3.5s
+  port 12 queue 7: bytes=2100, pkts=20, errors=3, duration=3.5s
+""")
+    assert stats == {0: ovs.QueueStats(302, 1, 0), 7: ovs.QueueStats(2100, 20, 3)}
+
+
 def test_mempools():
     text = """\
 mempool <ovs1>@0x1

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +96,24 @@ class MeterStats:
     bytes_in: int
     drops: int
     drop_bytes: int
+
+
+@dataclass
+class QueueStats:
+    """A queue's counters; `errors` are packets dropped."""
+
+    bytes: int
+    packets: int
+    errors: int
+
+
+_QUEUE = re.compile(r"queue (\d+): bytes=(\d+), pkts=(\d+), errors=(\d+)")
+
+
+def parse_queue_stats(text: str) -> dict[int, QueueStats]:
+    """Parse ``ovs-ofctl queue-stats`` of one port: queue number to counters."""
+    return {int(m[1]): QueueStats(int(m[2]), int(m[3]), int(m[4]))
+            for m in _QUEUE.finditer(text)}
 
 
 _METER = re.compile(
@@ -224,6 +244,22 @@ class Ovs:
         """An interface's statistics; vswitchd renews them every 5 s only."""
         return self.get("Interface", name, "statistics")
 
+    def backup(self) -> str:
+        """The database, as ``ovsdb-client backup`` writes it."""
+        return run("ovsdb-client", "backup", self._socket(), env=self.env)
+
+    def restore(self, backup: str) -> None:
+        """Make the database what it was, whatever is in it now."""
+        with tempfile.TemporaryFile("w+") as file:
+            file.write(backup)
+            file.seek(0)
+            # It seeks in its standard input.
+            subprocess.run(["ovsdb-client", "--force", "restore", self._socket()],
+                           env=self.env, stdin=file, check=True, timeout=30)
+
+    def _socket(self) -> str:
+        return f"unix:{self.env['OVS_RUNDIR']}/db.sock"
+
     # QoS.
 
     def set_qos(self, port: str, qos_type: str, **other_config: str | int
@@ -242,16 +278,24 @@ class Ovs:
             return
         args = ["set", "Port", port, "qos=@q", "--", "--id=@q", "create",
                 "QoS", f"type={qos_type}", *pairs]
-        if old:
-            args += ["--", "destroy", "QoS", old]
-        self.vsctl("--", *args)
+        self.vsctl("--", *args, "--", *self.destroy_qos(old))
 
     def clear_qos(self, port: str) -> None:
-        """Take the QoS off `port`, and destroy its row."""
+        """Take the QoS off `port`, and destroy its row and those of its queues."""
         old = self.get("Port", port, "qos")
         if old:
-            self.vsctl("--", "clear", "Port", port, "qos",
-                       "--", "destroy", "QoS", old)
+            self.vsctl("--", "clear", "Port", port, "qos", "--", *self.destroy_qos(old))
+
+    def destroy_qos(self, qos: str) -> list[str]:
+        """A command of `vsctl` that destroys a QoS (not if it is "") and its queues.
+
+        No port may have it any more.
+        """
+        if not qos:
+            return ["init"]
+        queues = self.get("QoS", qos, "queues").values()
+        return ["destroy", "QoS", qos,
+                *(word for queue in queues for word in ("--", "destroy", "Queue", queue))]
 
     def qos_show(self, port: str) -> str:
         """``ovs-appctl qos/show``."""
@@ -292,6 +336,10 @@ class Ovs:
     def del_meters(self, bridge: str) -> None:
         """Delete all of the bridge's meters."""
         self.ofctl("del-meters", bridge)
+
+    def queue_stats(self, bridge: str, port: str) -> dict[int, QueueStats]:
+        """The counters of the queues that `port` has."""
+        return parse_queue_stats(self.ofctl("queue-stats", bridge, port))
 
     def meter_stats(self, bridge: str) -> dict[int, MeterStats]:
         """The bridge's meters' counters."""

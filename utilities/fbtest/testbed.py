@@ -126,6 +126,7 @@ class Testbed:
         self.hosts: dict[str, Host] = {}
         self.guests: list[Guest] = []
         self.ports: dict[str, Port] = {}
+        self.bonds: dict[str, list[VhostPort]] = {}
         self._stack = ExitStack()
         self._subnet = 10
         remove_stale()
@@ -145,13 +146,12 @@ class Testbed:
             self._stack.callback(shutil.rmtree, self.dir, ignore_errors=True)
             self.bridge = unique_name(f"b{next(_serial)}")
             self._stack.callback(self._remove_bridge)
-            wait_until(self._add_bridge, f"bridge {self.bridge} is made (does another vswitchd "
-                       "have ovs-netdev in this network namespace?)", 20, 0.2)
+            self._add_bridge()
         except BaseException:
             self._stack.close()
             raise
 
-    def _add_bridge(self) -> bool:
+    def _try_bridge(self) -> bool:
         """Add the bridge; returns whether it could be made.
 
         It cannot be while another vswitchd in the network namespace has a
@@ -182,9 +182,22 @@ class Testbed:
         if left:
             raise RuntimeError(f"left behind: {' '.join(left)}")
 
+    def _add_bridge(self) -> None:
+        wait_until(self._try_bridge, f"bridge {self.bridge} is made (does another vswitchd "
+                   "have ovs-netdev in this network namespace?)", 20, 0.2)
+
+    def remake_bridge(self) -> None:
+        """Delete the bridge with its ports, and add an empty one like it.
+
+        Rows of QoS and queues stay.
+        """
+        self.ovs.vsctl("del-br", self.bridge)
+        self.ports.clear()
+        self._add_bridge()
+
     def _remove_bridge(self) -> None:
         try:
-            for port in self.ports:
+            for port in (*self.ports, *self.bonds):
                 self.ovs.clear_qos(port)
         except CommandError:
             pass  # The row or vswitchd is gone already.
@@ -226,19 +239,38 @@ class Testbed:
             raise RuntimeError(f"port {name}: {error}")
         return self.ovs.get("Interface", name, "ofport")
 
-    def vhost_port(self, name: str, **options: str | int) -> VhostPort:
+    def vhost_port(self, name: str, qos: str = "", **options: str | int) -> VhostPort:
         """Add a port for a virtual machine, which may come before or after it.
 
         The port (dpdkvhostuserclient) connects to the socket that the machine
-        listens on, again and again if need be.
+        listens on, again and again if need be.  `qos` is the row of its QoS, if any.
         """
         path = self.dir / f"{name}.sock"
         columns = [f"{k}={v}" for k, v in options.items()]
         number = self._add_port(name, "dpdkvhostuserclient",
-                                f"options:vhost-server-path={path}", *columns)
+                                f"options:vhost-server-path={path}", *columns,
+                                *(["--", "set", "Port", name, f"qos={qos}"] if qos else []))
         port = VhostPort(name, number, "", path)
         self.ports[name] = port
         return port
+
+    def vhost_bond(self, name: str, *members: str, **options: str | int) -> list[VhostPort]:
+        """Add a bond of ports such as those of `vhost_port`; returns these.
+
+        `options` are columns of the bond's Port.
+        """
+        ports = [VhostPort(member, 0, "", self.dir / f"{member}.sock") for member in members]
+        self.ovs.vsctl(
+            "--", "add-bond", self.bridge, name, *members,
+            *(f"{k}={v}" for k, v in options.items()),
+            *(word for port in ports for word in (
+                "--", "set", "Interface", port.name, "type=dpdkvhostuserclient",
+                f"options:vhost-server-path={port.path}")))
+        for port in ports:
+            port.number = self.ovs.get("Interface", port.name, "ofport")
+        # (Its QoS is the bond's.)
+        self.bonds[name] = ports
+        return ports
 
     def testpmd(self, port: VhostPort, **kwargs: Any) -> Testpmd:
         """Start a virtual machine at `port` that can send; ready on return."""

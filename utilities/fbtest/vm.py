@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,17 +24,24 @@ PROGRAM = Path(os.environ.get("FB_BUILD")
 class VmCounters:
     """What a VM counts; `sent` is what its virtqueue took."""
 
-    sent: int
-    pending: int
-    received: int
-    misordered: int
-    duplicates: int
-    damaged: int
-    strange: int
+    sent: int = 0
+    pending: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    misordered: int = 0
+    duplicates: int = 0
+    damaged: int = 0
+    strange: int = 0
+    lacpdus: int = 0
 
     def since(self, before: VmCounters) -> VmCounters:
         """What has been counted since `before`."""
         return VmCounters(**{field.name: getattr(self, field.name) - getattr(before, field.name)
+                             for field in fields(self)})
+
+    def plus(self, other: VmCounters) -> VmCounters:
+        """What both have counted."""
+        return VmCounters(**{field.name: getattr(self, field.name) + getattr(other, field.name)
                              for field in fields(self)})
 
 
@@ -42,11 +50,12 @@ class Vm:
 
     It sends from the first one, on command, frames of `flows` flows, each to
     an address of its own: 10.73.0.1 and so on.  `frame_bytes` is the longest
-    of its frames.
+    of its frames.  It sends the flows from number `flow` on; each one's first frame
+    has the number `first`.
     """
 
     def __init__(self, paths: Sequence[Path], *, cpus: set[int], directory: Path,
-                 flows: int = 16, frame_bytes: int = 1000):
+                 flows: int = 16, frame_bytes: int = 1000, first: int = 0, flow: int = 0):
         if not PROGRAM.exists():
             raise RuntimeError(f"{PROGRAM} is missing: run 'make vm'")
         # As long as a virtqueue may be: the VM may have to wait for a processor.
@@ -55,7 +64,8 @@ class Vm:
         lcore = f"0@({','.join(map(str, sorted(cpus)))})"
         self._process = Background(
             [str(PROGRAM), "--lcores", lcore, "--no-pci", "--no-huge", "-m", "128",
-             "--no-telemetry", "--no-shconf", *devices, "--", str(flows), str(frame_bytes)],
+             "--no-telemetry", "--no-shconf", *devices, "--", str(flows), str(frame_bytes),
+             str(first), str(flow)],
             name="fb-vm", cpus=cpus, stdin=subprocess.PIPE,
             env={**os.environ, "RUNTIME_DIRECTORY": str(directory)})
         # Its own sleeps make room for others; it should not wait for them.
@@ -98,9 +108,24 @@ class Vm:
         """Send so many frames a second from now on, at most."""
         return self._command(f"rate {pps}")
 
+    def lacp(self) -> VmCounters:
+        """Be the other end of a bond of all devices from now on."""
+        return self._command("lacp")
+
     def report(self) -> VmCounters:
         """What it has counted so far."""
         return self._command("report")
+
+    def freeze(self) -> None:
+        """Stop it, for good: it neither sends nor receives any more, and is still there."""
+        self._process.popen.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """End it as a crash would, in the middle of what it does."""
+        self._process.stop(first=signal.SIGKILL)
+        # DPDK binds to no socket that is there already.
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End it, if it still runs."""

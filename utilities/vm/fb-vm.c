@@ -16,18 +16,22 @@
 
 /* A virtual machine that numbers what it sends and checks what it receives.
  *
- *     fb-vm EAL-OPTIONS -- FLOWS FRAME-BYTES
+ *     fb-vm EAL-OPTIONS -- FLOWS FRAME-BYTES [FIRST [FLOW]]
  *
  * sends from its first device UDP frames of up to FRAME-BYTES bytes, of FLOWS
- * flows in turn, each with the number that it has in its flow.  A frame that
- * the device does not take is offered again until it does: what counts as
- * sent is in the virtqueue.  From all devices it receives such frames, and
- * looks at whether they are whole and each flow's numbers rise.
+ * flows in turn (or of those from number FLOW on), each with the number that
+ * it has in its flow, counted from FIRST (0) on.  A frame that the device does
+ * not take is offered again until it does: what counts as sent is in the
+ * virtqueue.  From all devices it
+ * receives such frames, and looks at whether they are whole and each flow's
+ * numbers rise.
  *
  * Commands on standard input, a line each, which standard output answers with
  * one line of JSON:
  *
  *     rate PPS    sends so many frames a second from now on (0: none)
+ *     lacp        is the other end of a bond of all its devices from now on,
+ *                 which speaks LACP (IEEE 802.1AX), once a second
  *     report      nothing else
  *
  * It ends when its standard input does.
@@ -39,6 +43,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,8 +64,24 @@
 #define RING 1024
 #define MBUFS 8191
 #define MAX_FLOWS 65536
+#define MAX_PORTS 8
 #define MAGIC 0x4662566du
 #define IDLE_US 50
+
+/* A LACPDU behind its Ethernet header: where what is, and how long it is. */
+#define LACP_ETHERTYPE 0x8809
+#define LACP_SUBTYPE 1
+#define LACP_ACTOR 4                /* System to state. */
+#define LACP_PARTNER 24
+#define LACP_SYSTEM 2               /* In these: MAC address, ... */
+#define LACP_KEY 8
+#define LACP_PORT 12
+#define LACP_STATE 14
+#define LACP_INFO_BYTES 15
+#define LACP_COLLECTOR 42           /* What follows has zeros only. */
+#define LACP_BYTES 110
+/* Active, short timeout, aggregation, in sync, collecting, distributing. */
+#define LACP_STATE_ALL 0x3f
 
 /* What a frame has behind its UDP header.  The number is at its end again. */
 struct payload {
@@ -81,8 +102,12 @@ struct flow {
 struct vm {
     struct rte_mempool *pool;
     uint16_t n_ports;
+    bool lacp;
+    uint64_t lacp_tsc;              /* When LACPDUs were last sent. */
+    uint8_t lacp_partner[MAX_PORTS][LACP_INFO_BYTES]; /* What it last said. */
     struct flow *flows;
     uint32_t n_flows;
+    uint32_t first_flow;            /* Of those that it sends. */
     uint32_t frame_bytes;
 
     /* Sending. */
@@ -95,10 +120,12 @@ struct vm {
     /* Counters. */
     uint64_t sent;
     uint64_t received;
+    uint64_t received_bytes;
     uint64_t misordered;            /* Come after a later one of its flow. */
     uint64_t duplicates;            /* Come twice, one after the other. */
     uint64_t damaged;
     uint64_t strange;               /* Frames of others. */
+    uint64_t lacpdus;               /* Received. */
 };
 
 static void __attribute__((noreturn, format(printf, 1, 2)))
@@ -136,6 +163,9 @@ start_port(struct vm *vm, uint16_t port)
     int error;
 
     memset(&conf, 0, sizeof conf);
+    /* What tells a device that the switch has gone, so that it listens for
+     * the next one. */
+    conf.intr_conf.lsc = 1;
     error = rte_eth_dev_configure(port, 1, 1, &conf);
     if (!error) {
         error = rte_eth_rx_queue_setup(port, 0, RING, SOCKET_ID_ANY, NULL,
@@ -166,7 +196,7 @@ make_frame(struct vm *vm)
     struct flow *flow = &vm->flows[number];
     uint64_t seq = flow->next_seq++;
 
-    vm->turn = number + 1 < vm->n_flows ? number + 1 : 0;
+    vm->turn = number + 1 < vm->n_flows ? number + 1 : vm->first_flow;
 
     /* Lengths that vary without a pattern. */
     uint32_t spread = vm->frame_bytes - MIN_BYTES + 1;
@@ -240,9 +270,89 @@ send_frames(struct vm *vm)
     return n;
 }
 
+/* Sends a LACPDU from 'port', as one who agrees to everything. */
 static void
-check_frame(struct vm *vm, struct rte_mbuf *m)
+send_lacp(struct vm *vm, uint16_t port)
 {
+    static const struct rte_ether_hdr ethernet = {
+        .dst_addr = { { 0x01, 0x80, 0xc2, 0, 0, 0x02 } },
+        .src_addr = { { 0x02, 0xfb, 0, 0x03, 0, 0x02 } },
+        .ether_type = RTE_BE16(LACP_ETHERTYPE),
+    };
+    uint8_t pdu[LACP_BYTES] = { 0 };
+    uint8_t *actor = pdu + LACP_ACTOR;
+
+    pdu[0] = LACP_SUBTYPE;
+    pdu[1] = 1;                     /* Version. */
+    pdu[LACP_ACTOR - 2] = 1;        /* Types and lengths. */
+    pdu[LACP_ACTOR - 1] = 20;
+    pdu[LACP_PARTNER - 2] = 2;
+    pdu[LACP_PARTNER - 1] = 20;
+    pdu[LACP_COLLECTOR] = 3;
+    pdu[LACP_COLLECTOR + 1] = 16;
+    memcpy(actor + LACP_SYSTEM, &ethernet.src_addr, sizeof ethernet.src_addr);
+    actor[LACP_KEY + 1] = 1;
+    actor[LACP_PORT + 1] = port + 1;
+    actor[LACP_STATE] = LACP_STATE_ALL;
+    memcpy(pdu + LACP_PARTNER, vm->lacp_partner[port], LACP_INFO_BYTES);
+
+    struct rte_mbuf *m = rte_pktmbuf_alloc(vm->pool);
+    char *frame = m ? rte_pktmbuf_append(m, sizeof ethernet + sizeof pdu)
+                    : NULL;
+
+    if (!frame) {
+        rte_pktmbuf_free(m);
+        return;
+    }
+    memcpy(frame, &ethernet, sizeof ethernet);
+    memcpy(frame + sizeof ethernet, pdu, sizeof pdu);
+    if (!rte_eth_tx_burst(port, 0, &m, 1)) {
+        rte_pktmbuf_free(m);
+    }
+}
+
+/* Sends LACPDUs if a second has passed since the last ones. */
+static void
+run_lacp(struct vm *vm)
+{
+    uint64_t now = rte_rdtsc();
+
+    if (vm->lacp && now - vm->lacp_tsc >= rte_get_tsc_hz()) {
+        vm->lacp_tsc = now;
+        for (uint16_t port = 0; port < vm->n_ports; port++) {
+            send_lacp(vm, port);
+        }
+    }
+}
+
+/* Takes 'm', which came from 'port', if it is a LACPDU.  Returns whether. */
+static bool
+receive_lacp(struct vm *vm, uint16_t port, const struct rte_mbuf *m)
+{
+    const struct rte_ether_hdr *eth
+        = rte_pktmbuf_mtod(m, const struct rte_ether_hdr *);
+    const uint8_t *pdu = (const uint8_t *) (eth + 1);
+
+    if (rte_pktmbuf_data_len(m) < sizeof *eth + LACP_BYTES
+        || eth->ether_type != RTE_BE16(LACP_ETHERTYPE)
+        || pdu[0] != LACP_SUBTYPE) {
+        return false;
+    }
+    vm->lacpdus++;
+    memcpy(vm->lacp_partner[port], pdu + LACP_ACTOR, LACP_INFO_BYTES);
+    if (vm->lacp) {
+        send_lacp(vm, port);
+    }
+    return true;
+}
+
+static void
+check_frame(struct vm *vm, uint16_t port, struct rte_mbuf *m)
+{
+    if (receive_lacp(vm, port, m)) {
+        return;
+    }
+
     struct payload payload;
     rte_be64_t trailer;
     uint8_t copy[UINT16_MAX];
@@ -265,6 +375,7 @@ check_frame(struct vm *vm, struct rte_mbuf *m)
         return;
     }
     vm->received++;
+    vm->received_bytes += bytes;
     if (trailer != payload.seq) {
         vm->damaged++;
     }
@@ -290,7 +401,7 @@ receive_frames(struct vm *vm)
         uint16_t n = rte_eth_rx_burst(port, 0, burst, BURST);
 
         for (uint16_t i = 0; i < n; i++) {
-            check_frame(vm, burst[i]);
+            check_frame(vm, port, burst[i]);
         }
         rte_pktmbuf_free_bulk(burst, n);
         total += n;
@@ -302,10 +413,13 @@ static void
 report(const struct vm *vm)
 {
     printf("{\"sent\": %"PRIu64", \"pending\": %u, \"received\": %"PRIu64", "
-           "\"misordered\": %"PRIu64", \"duplicates\": %"PRIu64", "
-           "\"damaged\": %"PRIu64", \"strange\": %"PRIu64"}\n",
-           vm->sent, vm->n_pending, vm->received, vm->misordered,
-           vm->duplicates, vm->damaged, vm->strange);
+           "\"received_bytes\": %"PRIu64", \"misordered\": %"PRIu64", "
+           "\"duplicates\": %"PRIu64", "
+           "\"damaged\": %"PRIu64", \"strange\": %"PRIu64", "
+           "\"lacpdus\": %"PRIu64"}\n",
+           vm->sent, vm->n_pending, vm->received, vm->received_bytes,
+           vm->misordered, vm->duplicates, vm->damaged, vm->strange,
+           vm->lacpdus);
     fflush(stdout);
 }
 
@@ -320,8 +434,11 @@ command(struct vm *vm, char *line)
 
         vm->pps = parse("rate", pps ? pps : "", 0, 100000000);
         vm->tx_tsc = rte_rdtsc();
+    } else if (word && !strcmp(word, "lacp")) {
+        vm->lacp = true;
     } else if (!word || strcmp(word, "report")) {
-        die("\"%s\": must be \"rate\" or \"report\"", word ? word : "");
+        die("\"%s\": must be \"rate\", \"lacp\" or \"report\"",
+            word ? word : "");
     }
     report(vm);
 }
@@ -361,21 +478,39 @@ int
 main(int argc, char *argv[])
 {
     struct vm vm;
-    int n_eal = rte_eal_init(argc, argv);
+    int n_eal;
 
-    if (n_eal < 0 || argc - n_eal != 3) {
-        die("usage: fb-vm EAL-OPTIONS -- FLOWS FRAME-BYTES");
+    /* The switch may go while it is written to. */
+    signal(SIGPIPE, SIG_IGN);
+    n_eal = rte_eal_init(argc, argv);
+    if (n_eal < 0 || argc - n_eal < 3 || argc - n_eal > 5) {
+        die("usage: fb-vm EAL-OPTIONS -- "
+            "FLOWS FRAME-BYTES [FIRST [FLOW]]");
     }
     memset(&vm, 0, sizeof vm);
     vm.n_flows = parse("FLOWS", argv[n_eal + 1], 1, MAX_FLOWS);
     vm.frame_bytes = parse("FRAME-BYTES", argv[n_eal + 2], MIN_BYTES, 1514);
     vm.flows = calloc(vm.n_flows, sizeof *vm.flows);
+    if (argc - n_eal > 4) {
+        vm.first_flow = parse("FLOW", argv[n_eal + 4], 0, vm.n_flows - 1);
+        vm.turn = vm.first_flow;
+    }
+    if (vm.flows && argc - n_eal > 3) {
+        uint64_t first = parse("FIRST", argv[n_eal + 3], 0, UINT64_MAX / 2);
+
+        for (uint32_t i = 0; i < vm.n_flows; i++) {
+            vm.flows[i].next_seq = first;
+        }
+    }
     vm.pool = rte_pktmbuf_pool_create("fb-vm", MBUFS, 0, 0,
                                       RTE_MBUF_DEFAULT_BUF_SIZE,
                                       SOCKET_ID_ANY);
     vm.n_ports = rte_eth_dev_count_avail();
     if (!vm.flows || !vm.pool || !vm.n_ports) {
         die("no memory, or no device");
+    }
+    if (vm.n_ports > MAX_PORTS) {
+        die("%u devices: must be at most %d", vm.n_ports, MAX_PORTS);
     }
     for (uint16_t port = 0; port < vm.n_ports; port++) {
         start_port(&vm, port);
@@ -386,6 +521,7 @@ main(int argc, char *argv[])
         uint16_t n = receive_frames(&vm);
 
         n += send_frames(&vm);
+        run_lacp(&vm);
         if (!n) {
             usleep(IDLE_US);
         }
