@@ -68,8 +68,6 @@ class Oracle:
     #: The ports whose counters count, and those of them that have a shaper.
     ports: tuple[str, ...] = ("vm", "out")
     shaped: tuple[str, ...] = ("out",)
-    #: The port that is given the QoS.
-    qos_port = "out"
 
     def __init__(self, bed: Testbed):
         self.bed, self.ovs = bed, bed.ovs
@@ -128,8 +126,8 @@ class Oracle:
         most = 0 if metered is None else self._metered() - metered
         self.wait_traffic()
         self.sender.rate(0)
-        wait_until(lambda: self.sender.report().pending == 0 and self.backlog() == 0,
-                   "all has left", 20)
+        wait_until(lambda: self.sender.report().pending == 0, "the VM has sent all", 20)
+        self._wait_rest()
         counters, shown = self.ovs.dump_ports(self.bed.bridge)["out"], self.shown()
         self._gone["out tx"] += (shown["sent"] + shown["bypassed"]
                                  - counters.tx_packets - counters.tx_drop)
@@ -156,8 +154,8 @@ class Oracle:
 
         It has one queue, which all packets are in, without a rate of its own.
         """
-        self.ovs.set_qos(self.qos_port, "flowbundler", **({"max_delay": PATIENCE_US} | keys))
-        qos = self.ovs.get("Port", self.qos_port, "qos")
+        self.ovs.set_qos("out", "flowbundler", **({"max_delay": PATIENCE_US} | keys))
+        qos = self.ovs.get("Port", "out", "qos")
         if not self.ovs.get("QoS", qos, "queues"):
             self.ovs.vsctl("--", "set", "QoS", qos, "queues:0=@q",
                            "--", "--id=@q", "create", "Queue", "other_config={}")
@@ -250,11 +248,23 @@ class Oracle:
         at_rest, before = self.stop(), self._metered()
         self.start()
         self.sender.kill()
-        wait_until(lambda: self.backlog() == 0, "nothing waits", 20)
+        self._wait_rest()
         self._sent_before = replace(
             at_rest.sender, sent=at_rest.sender.sent + self._metered() - before)
 
+    def _wait_rest(self) -> None:
+        """Wait until nothing comes any more, and nothing waits."""
+        seen = -1
+
+        def at_rest() -> bool:
+            nonlocal seen
+            before, seen = seen, self._metered()
+            return seen == before and self.backlog() == 0
+
+        wait_until(at_rest, "all has left", 20, interval=0.1)
+
     def _metered(self) -> int:
+        """How many packets have come to the meters."""
         return sum(m.packets_in for m in self.ovs.meter_stats(self.bed.bridge).values())
 
     def new_sender(self) -> None:
@@ -321,10 +331,16 @@ class Oracle:
         """Have the VM send no more; returns when what it sent has been accounted for."""
         self.sender.rate(0)
         wait_until(lambda: self.sender.report().pending == 0, "the VM has sent all", 20)
-        # The caller says what is missing.
-        with contextlib.suppress(TimeoutError):
-            wait_until(lambda: self.sums().missing == 0, "all packets are accounted for", 10, 0.1)
-        return self.sums()
+
+        def complete() -> Sums | None:
+            sums = self.sums()
+            return None if sums.missing else sums
+
+        try:
+            return wait_until(complete, "all packets are accounted for", 10, 0.1)
+        except TimeoutError:
+            # The caller says what is missing.
+            return self.sums()
 
     def check(self, *, may_drop: tuple[str, ...] = (), may_reorder: bool = False,
               may_be_strange: bool = False) -> Sums:

@@ -27,6 +27,9 @@ from .testbed import Testbed
 
 SANDBOX = Path(__file__).resolve().parent.parent / "fb-sandbox"
 
+#: How fb-sandbox ends if a daemon crashed.
+CRASHED = 125
+
 # Runs inside the sandbox: tells its environment, and stays until told to
 # end by the end of its input, which also comes if pytest is killed.
 _INSIDE = """
@@ -36,8 +39,12 @@ sys.stdin.read()
 """
 
 
-def sandbox(*options: str, **variables: str) -> Iterator[dict[str, str]]:
-    """Run a sandbox, and give the environment in it."""
+def sandbox(*options: str, crashed: bool = False, **variables: str
+            ) -> Iterator[dict[str, str]]:
+    """Run a sandbox, and give the environment in it.
+
+    `crashed` says whether a daemon of it will have been killed.
+    """
     process = subprocess.Popen(
         [str(SANDBOX), "run", *options, "--", sys.executable, "-c", _INSIDE],
         env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -58,7 +65,7 @@ def sandbox(*options: str, **variables: str) -> Iterator[dict[str, str]]:
             process.terminate()
             status = process.wait(60)
         process.stdout.close()
-    assert status == 0, f"fb-sandbox ended with status {status}"
+    assert status == (CRASHED if crashed else 0), f"fb-sandbox ended with status {status}"
 
 
 @pytest.fixture(scope="session")
