@@ -152,11 +152,13 @@ edt_meter_set_params(struct edt_meter *meter, struct edt_params *params,
     struct edt_params *old
         = ovsrcu_get_protected(struct edt_params *, &meter->params);
 
+    /* Reprice before anyone reserves at the new rate: what is reserved at it
+     * is paid for. */
+    if (old && params) {
+        reprice(meter, old, params, now_ns);
+    }
     ovsrcu_set(&meter->params, params);
     if (old) {
-        if (params) {
-            reprice(meter, old, params, now_ns);
-        }
         ovsrcu_postpone(free, old);
     }
 }

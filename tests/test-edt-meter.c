@@ -26,6 +26,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1498,6 +1499,326 @@ test_threads(void)
     free(aux);
 }
 
+/* Threads that share a meter whose rate changes: what departs in each window
+ * of time. */
+
+#define N_CHANGES 8
+#define N_CALLS 10000           /* Of each thread. */
+#define WINDOW_MAX_N 8          /* Packets of a call. */
+#define JUMBO 9018
+
+/* A packet, and the rate that it was given its time by. */
+struct departure {
+    uint64_t time_ns;
+    uint64_t rate;
+    uint32_t bytes;
+};
+
+/* A rate that has been in force from 'from_ns' to 'until_ns'.  What was
+ * promised then may depart for up to the longest wait after that. */
+struct phase {
+    uint64_t rate;
+    uint64_t from_ns;
+    uint64_t until_ns;
+};
+
+struct windows {
+    struct edt_meter meter;
+    uint64_t burst;
+    uint64_t max_delay_us;
+    atomic_uint64_t now_ns;
+    atomic_count n_started;
+
+    struct ovs_mutex mutex;     /* For who changes the rate. */
+    uint64_t next_change_ns;
+    size_t n_phases;
+    struct phase phases[N_CHANGES + 1];
+};
+
+struct windows_thread {
+    struct windows *w;
+    uint32_t seed;
+    size_t n;
+    uint64_t n_refused;
+    struct departure departures[N_CALLS * WINDOW_MAX_N];
+};
+
+static uint64_t
+windows_now(struct windows *w)
+{
+    uint64_t now_ns;
+
+    atomic_read_relaxed(&w->now_ns, &now_ns);
+    return now_ns;
+}
+
+/* Returns how long after a rate was last used packets may depart at it: the
+ * last one admitted is behind others of its call. */
+static uint64_t
+windows_grace_ns(const struct windows *w)
+{
+    return w->max_delay_us * 1000 + JUMBO * 8;
+}
+
+/* Changes the rate of 'w', and notes between which times that was. */
+static void
+windows_change_rate(struct windows *w)
+{
+    struct phase *phase = &w->phases[w->n_phases++];
+
+    phase->rate = UINT64_C(1000000000) + choose(UINT64_C(20000000000));
+    phase->from_ns = windows_now(w);
+    phase->until_ns = UINT64_MAX;
+    edt_meter_set_params(&w->meter,
+                         params_create(phase->rate, w->burst, w->max_delay_us),
+                         phase->from_ns);
+    w->next_change_ns = windows_now(w);
+    if (w->n_phases > 1) {
+        phase[-1].until_ns = w->next_change_ns;
+    }
+    /* When all that was promised at the rate before has departed. */
+    w->next_change_ns += windows_grace_ns(w) + choose(10000000);
+}
+
+static void *
+windows_main(void *aux_)
+{
+    struct windows_thread *aux = aux_;
+    struct windows *w = aux->w;
+
+    random_set_seed(aux->seed);
+
+    /* All together.  None of them quiesces until it ends: what a change
+     * replaces is there for who still uses it. */
+    atomic_count_inc(&w->n_started);
+    while (atomic_count_get(&w->n_started) < N_THREADS) {
+        sched_yield();
+    }
+    for (unsigned int i = 0; i < N_CALLS; i++) {
+        size_t n = 1 + choose(WINDOW_MAX_N);
+        uint32_t ends[WINDOW_MAX_N];
+        const struct edt_params *p;
+        struct edt_reservation r;
+        uint64_t now_ns;
+        size_t admitted;
+
+        if (i % 16 == 0 && !ovs_mutex_trylock(&w->mutex)) {
+            if (w->n_phases <= N_CHANGES
+                && windows_now(w) > w->next_change_ns) {
+                windows_change_rate(w);
+            }
+            ovs_mutex_unlock(&w->mutex);
+        }
+        for (size_t j = 0; j < n; j++) {
+            ends[j] = (j ? ends[j - 1] : 0) + choose_frame();
+        }
+
+        /* The threads together ask for more than any rate, but for pauses
+         * that are long enough to fill the bucket again. */
+        atomic_add_relaxed(&w->now_ns, choose(i % 4096 ? 2000 : 5000000),
+                           &now_ns);
+        p = edt_meter_params(&w->meter);
+        admitted = edt_meter_reserve(&w->meter, p, now_ns, ends, n, &r);
+        for (size_t j = 0; j < admitted; j++) {
+            struct departure *d = &aux->departures[aux->n++];
+            uint64_t edt_ns = edt_reservation_edt_ns(&r, p, now_ns,
+                                                     j ? ends[j - 1] : 0);
+
+            d->time_ns = MAX(edt_ns, now_ns);
+            d->rate = p->limits.rate;
+            d->bytes = ends[j] - (j ? ends[j - 1] : 0);
+        }
+        aux->n_refused += n - admitted;
+    }
+    return NULL;
+}
+
+static int
+compare_departures(const void *a_, const void *b_)
+{
+    const struct departure *a = a_;
+    const struct departure *b = b_;
+
+    return a->time_ns < b->time_ns ? -1 : a->time_ns > b->time_ns;
+}
+
+/* Returns the rate at which packets may depart at 'time_ns', and in '*end_ns'
+ * until when, at least, that is so.
+ *
+ * It is the highest of those in force, or promised by, then.  While a rate is
+ * changed, other threads' clocks go on: what they are promised beyond the
+ * longest wait from when the change began is taken for the time that the last
+ * packet takes, and goes at the new rate if that is higher.  So for as long as
+ * the change took both rates may be seen, one longest wait later. */
+static uint64_t
+windows_rate(const struct windows *w, uint64_t time_ns, uint64_t *end_ns)
+{
+    const uint64_t max_delay_ns = w->max_delay_us * 1000;
+    const uint64_t grace_ns = windows_grace_ns(w);
+    uint64_t rate = 0;
+
+    *end_ns = UINT64_MAX;
+    for (size_t i = 0; i < w->n_phases; i++) {
+        const struct phase *phase = &w->phases[i];
+        const uint64_t ends[] = {
+            phase->from_ns,
+            phase->from_ns + max_delay_ns,
+            phase->until_ns == UINT64_MAX
+            ? UINT64_MAX : phase->until_ns + grace_ns,
+        };
+
+        for (size_t j = 0; j < ARRAY_SIZE(ends); j++) {
+            if (time_ns < ends[j]) {
+                *end_ns = MIN(*end_ns, ends[j]);
+            }
+        }
+        if (time_ns >= ends[0] && time_ns < ends[2]) {
+            rate = i && time_ns >= ends[1]
+                   && time_ns < w->phases[i - 1].until_ns + grace_ns
+                   ? rate + phase->rate : MAX(rate, phase->rate);
+        }
+    }
+    return rate;
+}
+
+/* Returns the number of the phase whose rate is the only one that packets may
+ * depart at at 'time_ns', or SIZE_MAX if there are several. */
+static size_t
+windows_steady(const struct windows *w, uint64_t time_ns)
+{
+    for (size_t i = 0; i < w->n_phases; i++) {
+        if (time_ns >= (i ? w->phases[i - 1].until_ns + windows_grace_ns(w)
+                        : w->phases[0].from_ns)
+            && (i + 1 == w->n_phases || time_ns < w->phases[i + 1].from_ns)) {
+            return i;
+        }
+    }
+    return SIZE_MAX;
+}
+
+/* Returns what the highest rates that apply carry from 'from_ns' to 'to_ns',
+ * in bytes times 8e9. */
+static __int128
+windows_carried(const struct windows *w, uint64_t from_ns, uint64_t to_ns)
+{
+    __int128 carried = 0;
+
+    while (from_ns < to_ns) {
+        uint64_t end_ns;
+        uint64_t rate = windows_rate(w, from_ns, &end_ns);
+
+        end_ns = MIN(end_ns, to_ns);
+        carried += (__int128) (end_ns - from_ns) * rate;
+        from_ns = end_ns;
+    }
+    return carried;
+}
+
+static void
+test_threads_windows(void)
+{
+    const uint64_t start_ns = DAY_NS;
+    struct windows_thread *aux = xcalloc(N_THREADS, sizeof *aux);
+    struct departure *all = xcalloc(N_THREADS, sizeof aux->departures);
+
+    for (unsigned int i = 0; i < rounds(4); i++) {
+        uint64_t bytes = 0, late_bytes = 0, n_refused = 0, end_ns;
+        pthread_t threads[N_THREADS];
+        __int128 level = 0, steady = 0, max_level = 0;
+        struct windows w = {
+            .burst = i % 2 ? 3000 + choose(200000) : 0,
+            .max_delay_us = 500 + choose(1000),
+        };
+        size_t n = 0;
+
+        atomic_init(&w.now_ns, start_ns);
+        edt_meter_init(&w.meter, NULL);
+        edt_meter_reset(&w.meter, start_ns);
+        w.next_change_ns = 0;
+        windows_change_rate(&w);
+        atomic_count_init(&w.n_started, 0);
+        ovs_mutex_init(&w.mutex);
+        for (unsigned int j = 0; j < N_THREADS; j++) {
+            aux[j].w = &w;
+            aux[j].seed = random_uint32() | 1;
+            aux[j].n = aux[j].n_refused = 0;
+            threads[j] = ovs_thread_create("meter", windows_main, &aux[j]);
+        }
+        for (unsigned int j = 0; j < N_THREADS; j++) {
+            xpthread_join(threads[j], NULL);
+            memcpy(&all[n], aux[j].departures, aux[j].n * sizeof *all);
+            n += aux[j].n;
+            n_refused += aux[j].n_refused;
+        }
+        CHECK(w.n_phases > 2, "%"PRIuSIZE" rates", w.n_phases);
+        CHECK(n && n_refused, "%"PRIuSIZE" packets, %"PRIu64" refused", n,
+              n_refused);
+
+        /* Buckets that drain at the rate: the highest level is the burst of
+         * the worst window, of all that there are.  One of them takes all
+         * windows, the other one those in which there is one rate. */
+        qsort(all, n, sizeof *all, compare_departures);
+        uint64_t last_ns = start_ns;
+        size_t last_phase = 0;
+
+        for (size_t j = 0; j < n; j++) {
+            const struct departure *d = &all[j];
+            __int128 carried = windows_carried(&w, last_ns, d->time_ns);
+            size_t phase = windows_steady(&w, d->time_ns);
+
+            bytes += d->bytes;
+            if (d->rate > windows_rate(&w, d->time_ns, &end_ns)) {
+                /* One thread's call that began before a change and ended
+                 * after it. */
+                late_bytes += d->bytes;
+            }
+            level = MAX(level - carried, 0) + d->bytes * BYTE;
+            steady = phase == last_phase ? MAX(steady - carried, 0) : 0;
+            steady += phase == SIZE_MAX ? 0 : d->bytes * BYTE;
+            max_level = MAX(max_level, level);
+            last_ns = d->time_ns;
+            last_phase = phase;
+
+            /* The first frame of a window is not paid for in it; a ns because
+             * times are rounded. */
+            __int128 burst = MAX(w.burst, MTU) - MTU;
+            __int128 allowed = (burst + JUMBO + late_bytes) * BYTE
+                               + 2 * d->rate;
+
+            CHECK(steady <= allowed, "%"PRIu64" bytes too many in a window "
+                  "that ends at %"PRIu64" ns, %"PRIu64" bit/s, burst %"PRIu64
+                  ", %"PRIu64" bytes at an old rate",
+                  (uint64_t) ((steady - allowed) / BYTE),
+                  d->time_ns - start_ns, d->rate, w.burst, late_bytes);
+
+            /* A change gives the time that is left of a burst another worth.
+             * And where two rates meet, there are two first frames. */
+            allowed += (burst + JUMBO) * BYTE;
+            CHECK(level <= allowed, "%"PRIu64" bytes too many in a window "
+                  "with several rates, until %"PRIu64" ns, burst %"PRIu64
+                  ", %"PRIu64" bytes at an old rate",
+                  (uint64_t) ((level - allowed) / BYTE), d->time_ns - start_ns,
+                  w.burst, late_bytes);
+        }
+        CHECK(late_bytes <= (uint64_t) N_CHANGES * N_THREADS * WINDOW_MAX_N
+                            * JUMBO,
+              "%"PRIu64" bytes at an old rate", late_bytes);
+
+        /* The meter was asked for more than its rate, and did not refuse what
+         * it should not have: but for the pauses, which end with an empty
+         * schedule, a burst that is there is used. */
+        CHECK(max_level >= MAX(w.burst, MTU) * BYTE / 2,
+              "at most %"PRIu64" bytes in excess of the rate, burst %"PRIu64,
+              (uint64_t) (max_level / BYTE), w.burst);
+        CHECK(bytes * BYTE > windows_carried(&w, start_ns, last_ns) / 4,
+              "%"PRIu64" bytes", bytes);
+        ovs_mutex_destroy(&w.mutex);
+        edt_meter_destroy(&w.meter);
+    }
+    free(all);
+    free(aux);
+}
+
 static const struct test tests[] = {
     { "params", test_params },
     { "rate", test_rate },
@@ -1517,6 +1838,7 @@ static const struct test tests[] = {
     { "created-late", test_created_late },
     { "pace", test_pace },
     { "threads", test_threads },
+    { "threads-windows", test_threads_windows },
 };
 
 int
