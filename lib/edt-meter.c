@@ -24,6 +24,11 @@
 
 BUILD_ASSERT_DECL(EDT_STALE_TICKS < UINT64_MAX / 4);
 
+/* What is written for each batch is in one cache line, also behind another
+ * 8 bytes, as it is in a meter of the datapath. */
+BUILD_ASSERT_DECL(offsetof(struct edt_meter, late_drops)
+                  <= CACHE_LINE_SIZE - 8);
+
 /* Creates parameters for a meter that obeys 'limits'.  Values outside of the
  * ranges stated at struct edt_limits are moved to the nearest allowed one.  A
  * burst of less than one MTU, or of one packet, admits no more than an unset

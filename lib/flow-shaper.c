@@ -329,7 +329,8 @@ shaper_counter_name(enum shaper_counter counter)
 struct shaper_pace *
 shaper_pace_create(void)
 {
-    struct shaper_pace *pace = xzalloc(sizeof *pace);
+    /* Threads that share it write to it: nothing else is to be near. */
+    struct shaper_pace *pace = xzalloc_cacheline(sizeof *pace);
 
     ovs_refcount_init(&pace->ref_cnt);
     edt_meter_init(&pace->meter, NULL);
@@ -352,7 +353,7 @@ shaper_pace_unref(struct shaper_pace *pace)
 {
     if (pace && ovs_refcount_unref(&pace->ref_cnt) == 1) {
         edt_meter_destroy(&pace->meter);
-        free(pace);
+        free_cacheline(pace);
     }
 }
 
@@ -778,7 +779,7 @@ classes_init(struct flow_shaper *s)
     const struct shaper_config *config = s->config;
 
     s->n_classes = config->n_classes;
-    s->classes = xcalloc(s->n_classes, sizeof *s->classes);
+    s->classes = xzalloc_cacheline(s->n_classes * sizeof *s->classes);
     for (size_t i = 0; i < s->n_classes; i++) {
         const struct shaper_class_config *cc = &config->classes[i];
         struct shaper_class *class = &s->classes[i];
@@ -797,7 +798,7 @@ classes_destroy(struct shaper_class *classes, size_t n)
     for (size_t i = 0; i < n; i++) {
         shaper_pace_unref(classes[i].pace);
     }
-    free(classes);
+    free_cacheline(classes);
 }
 
 /* Returns a scheduler that takes all FIFOs and queues that 's' has or may

@@ -45,7 +45,7 @@ struct shaper_thread *
 shaper_thread_create(void)
 {
     atomic_count_inc(&n_shaper_threads);
-    return xzalloc(sizeof(struct shaper_thread));
+    return xzalloc_cacheline(sizeof(struct shaper_thread));
 }
 
 /* Destroys 'thread' (which may be NULL), to which no shaper is attached. */
@@ -54,13 +54,13 @@ shaper_thread_destroy(struct shaper_thread *thread)
 {
     if (thread) {
         for (size_t i = 0; i < thread->n_pools; i++) {
-            free(thread->pools[i].held_by_port);
+            free_cacheline(thread->pools[i].held_by_port);
         }
         forget_left(thread);
         free(thread->left);
         free(thread->polled);
-        free(thread->bytes_by_rxq);
-        free(thread);
+        free_cacheline(thread->bytes_by_rxq);
+        free_cacheline(thread);
         atomic_count_dec(&n_shaper_threads);
     }
 }
@@ -125,17 +125,22 @@ shaper_thread_pool(struct shaper_thread *thread,
     return i;
 }
 
-/* Returns 'array', of '*n' elements of 'size' bytes, grown, with zeros, so
- * that it has an element number 'index'. */
-static void *
-grow(void *array, uint32_t *n, uint32_t index, size_t size)
+/* Returns 'array' (NULL if '*n' is 0), of '*n' elements of 'size' bytes, grown,
+ * with zeros, so that it has an element number 'index'.  What a thread counts
+ * in for each packet shares no cache line with what others do. */
+void *
+shaper_grow(void *array, uint32_t *n, uint32_t index, size_t size)
 {
     uint32_t old = *n;
+    void *grown;
 
     *n = ROUND_UP(index + 1, 256);
-    array = xrealloc(array, *n * size);
-    memset((char *) array + old * size, 0, (*n - old) * size);
-    return array;
+    grown = xzalloc_cacheline(*n * size);
+    if (old) {
+        memcpy(grown, array, old * size);
+        free_cacheline(array);
+    }
+    return grown;
 }
 
 /* Makes room for 'source' in what 'thread' counts. */
@@ -146,12 +151,14 @@ shaper_thread_grow__(struct shaper_thread *thread, uint8_t pool_idx,
     struct shaper_pool *pool = &thread->pools[pool_idx];
 
     if (source.port >= pool->n_ports) {
-        pool->held_by_port = grow(pool->held_by_port, &pool->n_ports,
-                                  source.port, sizeof *pool->held_by_port);
+        pool->held_by_port = shaper_grow(pool->held_by_port, &pool->n_ports,
+                                         source.port,
+                                         sizeof *pool->held_by_port);
     }
     if (source.rxq >= thread->n_rxqs) {
-        thread->bytes_by_rxq = grow(thread->bytes_by_rxq, &thread->n_rxqs,
-                                    source.rxq, sizeof *thread->bytes_by_rxq);
+        thread->bytes_by_rxq = shaper_grow(thread->bytes_by_rxq,
+                                           &thread->n_rxqs, source.rxq,
+                                           sizeof *thread->bytes_by_rxq);
     }
 }
 
