@@ -59,6 +59,11 @@ BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
 #define FLOW_IDLE_NS UINT64_C(1000000000)
 #define FLOW_REAP_MAX 4             /* FIFOs freed per drain at most. */
 
+/* A port may fill this many times as many FIFOs as are left for all (dynamic
+ * thresholds, Choudhury and Hahne, 1998): alone it gets 8/9 of them, and there
+ * is always something left for a port that has none yet. */
+#define FLOWS_SHARE 8
+
 #define MAX_EXPIRED 64              /* Dropped in one call at most. */
 #define MAX_LINE 4096               /* Packets given times in one call. */
 #define DUE_BURST 64                /* FIFOs taken from the wheel at once. */
@@ -193,6 +198,8 @@ OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
     struct flow_queue *next;        /* In hash bucket or free list. */
     uint32_t hash;
     uint16_t class_idx;
+    uint16_t port;                  /* That its first packet was received at,
+                                     * if it holds any. */
     bool in_use;
     uint32_t gap_ns;
     uint64_t idle_since_ns;
@@ -259,6 +266,9 @@ struct flow_shaper {
     uint32_t n_unstamped;           /* Of them, without an EDT. */
     uint64_t held_bytes;
     uint32_t n_flows;
+    uint32_t n_busy;                /* Of them, those that hold packets. */
+    uint32_t *busy_by_port;         /* Of these, by 'port'. */
+    uint32_t n_ports;               /* Elements in 'busy_by_port'. */
     bool port_backlogged;
     uint64_t round_ns;              /* If not 0, of drain_due(). */
     struct ovs_list active_classes;
@@ -609,6 +619,32 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     ovs_list_push_back(&s->idle_flows, &q->list_node);
     flow_insert(s, q);
     return q;
+}
+
+/* May another FIFO begin to hold packets, the first of them received at
+ * 'port'? */
+static inline bool
+flows_have_room(const struct flow_shaper *s, uint16_t port)
+{
+    uint32_t mine = port < s->n_ports ? s->busy_by_port[port] : 0;
+
+    return s->n_busy < s->config->max_flows
+           && mine / FLOWS_SHARE < s->config->max_flows - s->n_busy;
+}
+
+/* Takes 'q', which is about to hold packets, the first of them received at
+ * 'port', out of 'idle_flows'. */
+static inline void
+flow_becomes_busy(struct flow_shaper *s, struct flow_queue *q, uint16_t port)
+{
+    ovs_list_remove(&q->list_node);
+    if (OVS_UNLIKELY(port >= s->n_ports)) {
+        s->busy_by_port = shaper_grow(s->busy_by_port, &s->n_ports, port,
+                                      sizeof *s->busy_by_port);
+    }
+    q->port = port;
+    s->busy_by_port[port]++;
+    s->n_busy++;
 }
 
 /* Scheduling. */
@@ -1025,6 +1061,7 @@ flow_shaper_destroy(struct flow_shaper *s)
     slabs_destroy(&s->chunk_slabs);
     slabs_destroy(&s->flow_slabs);
     free(s->buckets);
+    free_cacheline(s->busy_by_port);
     shaper_config_unref(s->config);
     free_cacheline(s);
 }
@@ -1242,7 +1279,7 @@ flow_append(struct flow_shaper *s, struct flow_queue *q,
     held->source = source;
     held->info = info;
     if (q->state == FLOW_IDLE) {
-        ovs_list_remove(&q->list_node);
+        flow_becomes_busy(s, q, source.port);
         flow_schedule_head(s, q, edt_ns, now_ns);
     }
 }
@@ -1279,6 +1316,8 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
     } else if (OVS_UNLIKELY(!shaper_thread_room(s->thread, pool,
                                                 source.port))) {
         cause = SHAPER_DROP_BUDGET;
+    } else if ((!q || !q->n_packets) && !flows_have_room(s, source.port)) {
+        cause = SHAPER_DROP_FLOWS;
     } else if (!q && !(q = flow_create(s, &a->key, a->hash, a->class_idx))) {
         cause = SHAPER_DROP_FLOWS;
     } else if (OVS_UNLIKELY(q->key.late) && !flow_may_hold(q, bytes)) {
@@ -1466,7 +1505,9 @@ bulk_hold(struct flow_shaper *s, struct bulk *bulk, struct flow_queue *q,
                      || stamp->late
                      || shaper_packet_mempool(packet) != bulk->mempool
                      || source.port != bulk->source.port
-                     || source.rxq != bulk->source.rxq)) {
+                     || source.rxq != bulk->source.rxq
+                     || (!q->n_packets
+                         && !flows_have_room(s, source.port)))) {
         return false;
     }
 
@@ -1610,6 +1651,8 @@ flow_becomes_idle(struct flow_shaper *s, struct flow_queue *q,
 {
     q->state = FLOW_IDLE;
     q->idle_since_ns = now_ns;
+    s->n_busy--;
+    s->busy_by_port[q->port]--;
     ovs_list_push_back(&s->idle_flows, &q->list_node);
 }
 
@@ -2254,7 +2297,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
         }
     }
     if (to->state == FLOW_IDLE) {
-        ovs_list_remove(&to->list_node);
+        flow_becomes_busy(s, to, q->port);
         to->state = FLOW_WAITING;
         to->gap_ns = q->gap_ns;
     }

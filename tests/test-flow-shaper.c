@@ -54,6 +54,7 @@
 /* As documented in "flow-shaper.h" or to be seen in its statistics. */
 #define HEAP_PACKETS 65536              /* Packets that are not in a pool... */
 #define HEAP_BUDGET (HEAP_PACKETS / 4 * 3)  /* ...that shapers may hold. */
+#define FLOWS_SHARE 8       /* Times what is left a port may have of FIFOs. */
 
 /* Configurations. */
 
@@ -272,6 +273,7 @@ struct fifo {
 
     uint32_t *numbers;          /* Of its packets. */
     size_t head, tail, allocated;
+    uint16_t source;            /* Of the packet that it began to wait with. */
 
     unsigned int n_turns;       /* In the current drain. */
     bool due;                   /* At its start. */
@@ -307,6 +309,7 @@ struct world {
     struct fifo flows[MAX_FLOWS];
     size_t n_flows;
     size_t n_active;            /* Flows that hold packets. */
+    size_t n_active_by_source[MAX_SOURCES];
     size_t n_held;
     size_t n_held_by_source[MAX_SOURCES];
     uint64_t bytes_by_rxq[1 + MAX_RXQS];
@@ -522,7 +525,11 @@ world_hold(struct world *w, uint32_t number)
     struct fifo *f = &w->flows[r->flow];
 
     r->fate = FATE_HELD;
-    w->n_active += !fifo_length(f);
+    if (!fifo_length(f)) {
+        f->source = r->source;
+        w->n_active++;
+        w->n_active_by_source[f->source % MAX_SOURCES]++;
+    }
     fifo_append(f, number);
     w->n_held++;
     w->n_held_by_source[r->source % MAX_SOURCES]++;
@@ -541,7 +548,10 @@ world_release(struct world *w, struct fifo *f)
     struct record *r = fifo_first(f);
 
     f->head++;
-    w->n_active -= !fifo_length(f);
+    if (!fifo_length(f)) {
+        w->n_active--;
+        w->n_active_by_source[f->source % MAX_SOURCES]--;
+    }
     w->n_held--;
     w->n_held_by_source[r->source % MAX_SOURCES]--;
     w->bytes_by_rxq[test_source(r->source).rxq] -= r->size;
@@ -577,7 +587,11 @@ world_predict(const struct world *w, const struct record *r, bool put)
         return SHAPER_DROP_BACKLOG;
     } else if (w->n_held >= HEAP_BUDGET || mine >= HEAP_BUDGET - w->n_held) {
         return SHAPER_DROP_BUDGET;
-    } else if (!fifo_length(f) && w->n_active >= w->config->max_flows) {
+    } else if (!fifo_length(f)
+               && (w->n_active >= w->config->max_flows
+                   || (w->n_active_by_source[r->source % MAX_SOURCES]
+                       / FLOWS_SHARE
+                       >= w->config->max_flows - w->n_active))) {
         return SHAPER_DROP_FLOWS;
     }
     return SHAPER_BACKLOG;
@@ -1386,6 +1400,58 @@ fill(struct world *w, uint16_t source, uint32_t max)
         }
     }
     return n;
+}
+
+/* However many destinations a port's packets have, those of others find a
+ * FIFO. */
+static void
+test_flows_share(void)
+{
+    for (unsigned int i = 0; i < rounds(50); i++) {
+        const uint32_t max_flows = 32 + choose(200);
+        struct options o = OPTIONS_DEFAULT;
+        uint32_t taken = 0;
+        struct world w;
+
+        o.max_flows = max_flows;
+        world_init(&w, &o);
+        while (w.n_flows < MAX_FLOWS) {
+            world_add_flow(&w, true, 0);
+        }
+
+        /* Each of these sends to all destinations that are left, more than
+         * there is room for.  (world_offer_one() checks which are taken.) */
+        for (uint16_t source = 0; source < 3; source++) {
+            uint32_t left = max_flows - w.n_active;
+            uint32_t before = w.n_active;
+
+            for (int j = 0; j < MAX_FLOWS; j++) {
+                if (!fifo_length(&w.flows[j])) {
+                    world_offer_one(&w, &w.flows[j], w.now_ns + 10 * MS, MTU,
+                                    source);
+                }
+            }
+            taken = w.n_active - before;
+            CHECK(taken >= left * 8 / 9 && taken <= left * 8 / 9 + 8,
+                  "source %u gets %"PRIu32" FIFOs of %"PRIu32, source, taken,
+                  left);
+            if (source < 1) {
+                CHECK(w.n_active < max_flows, "one source has all FIFOs");
+            }
+        }
+
+        /* Whether it has waited before does not matter: its FIFO is its own
+         * only while it holds packets. */
+        world_run_dry(&w);
+        for (int j = MAX_FLOWS - 1; j >= 0; j--) {
+            world_offer_one(&w, &w.flows[j], w.now_ns + 10 * MS, MTU, 0);
+        }
+        CHECK(w.n_active < max_flows, "one source has all FIFOs");
+        world_offer_one(&w, &w.flows[0], w.now_ns + 10 * MS, MTU, 1);
+        CHECK(fifo_length(&w.flows[0]), "no FIFO is left for another source");
+        world_run_dry(&w);
+        world_destroy(&w);
+    }
 }
 
 /* A source may hold as much as is left, and threads share the budget. */
@@ -2529,6 +2595,7 @@ static const struct test tests[] = {
     { "turns", test_turns },
     { "backlog", test_backlog },
     { "flows", test_flows },
+    { "flows-share", test_flows_share },
     { "budget", test_budget },
     { "queue-moves", test_queue_moves },
     { "reconfigure", test_reconfigure },
