@@ -114,7 +114,9 @@ struct shaper_config {
                                      * with CE; UINT64_MAX: none. */
     uint32_t max_backlog;           /* Packets per shaper. */
     uint32_t max_batch;             /* Packets per drain. */
-    uint32_t max_flows;             /* FIFOs per shaper. */
+    uint32_t max_flows;             /* FIFOs per shaper.  One port's packets
+                                     * may fill 8/9 of those that others do
+                                     * not. */
     uint32_t overhead_bytes;        /* Added per packet to port and queue
                                      * rates. */
     bool paced;                     /* Does the port or any queue have one? */
@@ -139,7 +141,8 @@ enum shaper_counter {
     SHAPER_DROP_MAX_DELAY,          /* Would have waited too long. */
     SHAPER_DROP_BACKLOG,            /* 'max_backlog' held. */
     SHAPER_DROP_BUDGET,             /* Buffers of the source's pool. */
-    SHAPER_DROP_FLOWS,              /* 'max_flows' in use. */
+    SHAPER_DROP_FLOWS,              /* 'max_flows' in use, or the port's
+                                     * share of them. */
     SHAPER_DROP_EXPIRED,            /* Due 'max_delay_ns' and 10 ms ago. */
     SHAPER_DROP_REMOVED,            /* Port removed. */
     SHAPER_DROP_SEGMENT,            /* TSO packet that can't be segmented. */
