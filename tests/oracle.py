@@ -285,7 +285,7 @@ class Oracle:
 
         at_rest, before = self.stop(), out()
         self.start()
-        self.receiver.freeze()
+        self.receiver.pause()
         wait_until(lambda: out().tx_drop > before.tx_drop + 100, "its virtqueue is full", 20)
         self._received_before = replace(
             at_rest.receiver,

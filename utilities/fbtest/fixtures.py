@@ -89,7 +89,8 @@ def probe_env() -> Iterator[dict[str, str]]:
     yield from sandbox("--probe", "--memory", "1024")
 
 
-def _checked_testbed(env: dict[str, str]) -> Iterator[Testbed]:
+def checked_testbed(env: dict[str, str]) -> Iterator[Testbed]:
+    """Give a testbed; check at its end that all it made is gone, and nothing else changed."""
     ovs = Ovs(env)
     config = ovs.get("Open_vSwitch", ".", "other_config")
     before, pid = our_names(os.getpid()), ovs.pid()
@@ -114,10 +115,10 @@ def testbed(ovs_env: dict[str, str]) -> Iterator[Testbed]:
     Checks at the end that all it made is gone and that vswitchd lives, and
     has the configuration it had.
     """
-    yield from _checked_testbed(ovs_env)
+    yield from checked_testbed(ovs_env)
 
 
 @pytest.fixture
 def probe_testbed(probe_env: dict[str, str]) -> Iterator[Testbed]:
     """As `testbed`, where ports can be recorded."""
-    yield from _checked_testbed(probe_env)
+    yield from checked_testbed(probe_env)

@@ -116,9 +116,13 @@ class Vm:
         """What it has counted so far."""
         return self._command("report")
 
-    def freeze(self) -> None:
-        """Stop it, for good: it neither sends nor receives any more, and is still there."""
-        self._process.popen.send_signal(signal.SIGSTOP)
+    def pause(self) -> None:
+        """Stop it, as if it had no processor, until `resume`."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run again."""
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would, in the middle of what it does."""
