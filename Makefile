@@ -5,8 +5,10 @@
 B ?= build
 PREFIX ?= /usr/local
 DESTDIR ?=
-# A tree of OVS 3.5 to build instead of Debian 13's.  It is copied.
+# A tree of OVS 3.5 or 4.0 to build instead of Debian's.  It is copied.
 OVS_SRC ?=
+# The suite of Debian to take OVS from, if not Debian 13 (trixie): sid has 4.0.
+OVS_SUITE ?=
 CFLAGS ?= -O2 -g -march=native
 
 BUILD := $(abspath $(B))
@@ -58,7 +60,7 @@ help:
 	@echo 'make debian13  build and try it in a Debian 13 chroot (root)'
 	@echo 'make install   install to PREFIX=$(PREFIX), below DESTDIR='
 	@echo 'make clean     remove $(B)/'
-	@echo 'Variables: B=DIR OVS_SRC=DIR CFLAGS=... PREFIX=DIR DESTDIR=DIR'
+	@echo 'Variables: B=DIR OVS_SRC=DIR OVS_SUITE=sid CFLAGS=... PREFIX=DIR DESTDIR=DIR'
 
 deps:
 	@utilities/install-deps
@@ -66,7 +68,8 @@ deps:
 # OVS's makefiles know their own dependencies: they are always asked, and it
 # takes them seconds to find that there is nothing to do.
 ovs: deps
-	@utilities/ovs-tree --build $(BUILD) prepare $(if $(OVS_SRC),--ovs-src '$(OVS_SRC)')
+	@utilities/ovs-tree --build $(BUILD) prepare $(if $(OVS_SRC),--ovs-src '$(OVS_SRC)') \
+		$(if $(OVS_SUITE),--suite '$(OVS_SUITE)')
 	@$(call CONFIGURE_IN,$(OVS))
 	$(OVS_MAKE) all
 

@@ -495,6 +495,7 @@ run_destroy(struct run *run)
     if (run->shaper) {
         struct dp_packet_batch batch;
 
+        dp_packet_batch_init(&batch);
         while (flow_shaper_drain(run->shaper, &batch, UINT64_MAX / 2)) {
             continue;
         }
@@ -541,6 +542,7 @@ run_packets_shaper(struct run *run, uint64_t n)
         size_t n_poll = 0;
         size_t n_out;
 
+        dp_packet_batch_init(&batch);
         run->now_ns += POLL_NS;
         while ((n_out = flow_shaper_drain(run->shaper, &batch,
                                           run->now_ns)) != 0) {

@@ -160,7 +160,7 @@ edt_late_police(const struct edt_finder *finder,
         if (!stamp->edt_ns || !stamp->late
             || edt_late_reserve(finder, &turn, &grant)) {
             kept |= UINT32_C(1) << i;
-            dp_packet_batch_refill(batch, packet, i);
+            dp_packet_batch_add(batch, packet);
         } else {
             dp_packet_delete(packet);
         }

@@ -25,6 +25,7 @@
 #include "netlink.h"
 #include "packets.h"
 #include "shaper-ecn.h"
+#include "shaper-offload.h"
 #include "userspace-tso.h"
 #include "util.h"
 
@@ -76,26 +77,15 @@ edt_chain_refund(struct edt_chain *chain, const struct edt_amount *kept,
     }
 }
 
-/* Returns the payload of TSO packet 'packet', which a guest may have described
- * wrongly, or NULL if it cannot be cut up: then it has no TCP header or a
- * wrong one, or segments of no length. */
-static const char *
-tso_payload(struct dp_packet *packet)
-{
-    const char *payload = dp_packet_hwol_is_tunnel(packet)
-                          ? dp_packet_get_inner_tcp_payload(packet)
-                          : dp_packet_get_tcp_payload(packet);
-
-    return payload && dp_packet_get_tso_segsz(packet) ? payload : NULL;
-}
-
 /* Returns how many packets TSO packet 'packet' is on the wire, 0 if it cannot
  * be cut up. */
 uint32_t
 edt_stamp_n_segments(struct dp_packet *packet)
 {
-    return (tso_payload(packet)
-            ? MAX(dp_packet_gso_nr_segs(packet), 0) : 0);
+    int n_segs = (shaper_tso_payload(packet)
+                  ? dp_packet_gso_nr_segs(packet) : 0);
+
+    return MAX(n_segs, 0);
 }
 
 /* Returns what TSO packet 'packet' will be on the wire, where it is several
@@ -103,13 +93,13 @@ edt_stamp_n_segments(struct dp_packet *packet)
 static struct edt_amount
 tso_packet_amount(struct dp_packet *packet)
 {
-    const char *payload = tso_payload(packet);
+    const char *payload = shaper_tso_payload(packet);
     struct edt_amount amount = { dp_packet_size(packet), 1 };
 
     if (payload) {
         uint32_t header = payload - (char *) dp_packet_data(packet);
 
-        amount.packets = MAX(dp_packet_gso_nr_segs(packet), 1);
+        amount.packets = MAX(edt_stamp_n_segments(packet), 1);
         amount.bytes += (amount.packets - 1) * header;
     }
     return amount;
@@ -124,7 +114,7 @@ count_packets(struct dp_packet_batch *batch, bool tso_enabled, uint32_t *ends)
     uint32_t packets = 0;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        if (OVS_UNLIKELY(tso_enabled) && dp_packet_hwol_is_tso(packet)) {
+        if (OVS_UNLIKELY(tso_enabled) && shaper_is_tso(packet)) {
             packets += tso_packet_amount(packet).packets;
         } else {
             packets++;
@@ -211,8 +201,12 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
 {
     const size_t n = dp_packet_batch_size(batch);
     const bool tso_enabled = userspace_tso_enabled();
-    uint32_t byte_ends[NETDEV_MAX_BURST];
-    uint32_t packet_ends[NETDEV_MAX_BURST];
+    uint32_t embedded[2 * NETDEV_MAX_BURST];
+    /* What software cuts into segments before it encapsulates that is more. */
+    uint32_t *allocated = OVS_UNLIKELY(n > NETDEV_MAX_BURST)
+                          ? xmalloc(2 * n * sizeof *allocated) : NULL;
+    uint32_t *byte_ends = allocated ? allocated : embedded;
+    uint32_t *packet_ends = byte_ends + MAX(n, NETDEV_MAX_BURST);
     const uint32_t *ends = byte_ends;   /* In the meter's units. */
     struct edt_reservation r;
     struct dp_packet *packet;
@@ -220,7 +214,7 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
     size_t admitted;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        if (OVS_UNLIKELY(tso_enabled) && dp_packet_hwol_is_tso(packet)) {
+        if (OVS_UNLIKELY(tso_enabled) && shaper_is_tso(packet)) {
             bytes += tso_packet_amount(packet).bytes;
         } else {
             bytes += dp_packet_size(packet);
@@ -235,6 +229,7 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
             .n_packets = n,
             .n_bytes = bytes,
         };
+        free(allocated);
         return;
     }
     if (p->limits.per_packet) {
@@ -300,4 +295,5 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
         link->params = p;
         link->reservation = r;
     }
+    free(allocated);
 }

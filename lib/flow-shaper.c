@@ -21,12 +21,12 @@
 #include "compiler.h"
 #include "coverage.h"
 #include "dp-packet.h"
-#include "dp-packet-gso.h"
 #include "edt-stamp.h"
 #include "odp-util.h"
 #include "ovs-atomic.h"
 #include "packets.h"
 #include "shaper-ecn.h"
+#include "shaper-offload.h"
 #include "userspace-tso.h"
 #include "util.h"
 
@@ -1330,7 +1330,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
             /* Nothing was polled for while nothing was held. */
             void *node;
 
-            ignore(edt_sched_dequeue(s->sched, now_ns, &node, 1));
+            edt_sched_dequeue(s->sched, now_ns, &node, 1);
         }
 
         shaper_thread_count(s->thread, pool, source, 1, bytes);
@@ -1364,7 +1364,7 @@ shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
 {
     const struct edt_stamp stamp = packet->md.edt;
     const uint32_t n_segs = edt_stamp_n_segments(packet);
-    struct dp_packet_batch *batches, *last;
+    struct dp_packet_batch *batches;
     uint64_t bytes_before = 0;
     size_t n_batches;
 
@@ -1374,34 +1374,25 @@ shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
         return;
     }
 
-    n_batches = DIV_ROUND_UP(n_segs, NETDEV_MAX_BURST);
-    batches = last = xmalloc(n_batches * sizeof *batches);
+    batches = shaper_segment(packet, n_segs, &n_batches);
     for (size_t i = 0; i < n_batches; i++) {
-        dp_packet_batch_init(&batches[i]);
-    }
-    if (dp_packet_gso(packet, &last)) {
-        for (size_t i = 0; i < n_batches; i++) {
-            struct dp_packet *seg;
+        struct dp_packet *seg;
 
-            DP_PACKET_BATCH_FOR_EACH (j, seg, &batches[i]) {
-                uint64_t edt_ns = stamp.edt_ns;
+        DP_PACKET_BATCH_FOR_EACH (j, seg, &batches[i]) {
+            uint64_t edt_ns = stamp.edt_ns;
 
-                if (!stamp.late) {
-                    edt_ns += bytes_before * stamp.gap_ns / EDT_MTU_BYTES;
-                }
-
-                pkt_metadata_init(&seg->md, ODPP_NONE);
-                seg->md.edt = stamp;
-                bytes_before += dp_packet_size(seg);
-                shaper_hold(s, a, seg, source, edt_ns, true, q, now_ns);
-                q = q ? q : flow_find(s, &a->key, a->hash);
+            if (!stamp.late) {
+                edt_ns += bytes_before * stamp.gap_ns / EDT_MTU_BYTES;
             }
+
+            pkt_metadata_init(&seg->md, ODPP_NONE);
+            seg->md.edt = stamp;
+            bytes_before += dp_packet_size(seg);
+            shaper_hold(s, a, seg, source, edt_ns, true, q, now_ns);
+            q = q ? q : flow_find(s, &a->key, a->hash);
         }
-    } else {
-        count_drop(s, &s->classes[a->class_idx], SHAPER_DROP_SEGMENT);
     }
-    dp_packet_delete(packet);
-    free(batches);
+    shaper_free_segments(batches, n_batches);
 }
 
 /* Holds 'packet', that of 'a', whose FIFO is 'q' if it exists.  Returns its
@@ -1413,7 +1404,7 @@ arrival_hold(struct flow_shaper *s, const struct arrival *a,
 {
     const uint64_t edt_ns = packet->md.edt.edt_ns;
 
-    if (OVS_UNLIKELY(tso_enabled) && edt_ns && dp_packet_hwol_is_tso(packet)) {
+    if (OVS_UNLIKELY(tso_enabled) && edt_ns && shaper_is_tso(packet)) {
         shaper_hold_segments(s, a, packet, source, q, now_ns);
         return NULL;
     }
@@ -1437,7 +1428,7 @@ arrival_init(const struct flow_shaper *s, struct arrival *a,
                         && (edt_ns || source.port != SHAPER_NO_SOURCE);
     }
     if (OVS_UNLIKELY(tso_enabled) && edt_ns) {
-        a->must_wait |= dp_packet_hwol_is_tso(packet);
+        a->must_wait |= shaper_is_tso(packet);
     }
 
     /* Without a rate no packet that has no EDT begins to wait. */
@@ -1610,7 +1601,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
         kept |= UINT32_C(1) << i;
         counter_add(&s->classes[a->class_idx].tx_packets, 1);
         counter_add(&s->classes[a->class_idx].tx_bytes, len);
-        dp_packet_batch_refill(batch, packet, i);
+        dp_packet_batch_add(batch, packet);
     }
     bulk_end(s, &bulk);
     counter_add(&s->counters[SHAPER_BYPASSED], dp_packet_batch_size(batch));
@@ -1811,7 +1802,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     counter_add(&q->tx_bytes, bytes);
 
     dp_packet_batch_add(d->batch, packet);
-    d->full = dp_packet_batch_is_full(d->batch);
+    d->full = dp_packet_batch_size(d->batch) == NETDEV_MAX_BURST;
 
     flow_pop(s, q);
     if (OVS_UNLIKELY(q->key.late)) {
@@ -2036,10 +2027,10 @@ release_all(struct flow_shaper *s, uint64_t now_ns)
 }
 
 /* Takes packets that are due at 'now_ns' from 's' and puts them into 'batch',
- * which it initializes: at most NETDEV_MAX_BURST, all with the same kind of
- * buffer.  The caller owns them.  Returns how many they are; there may be more
- * until it returns 0.  A caller that has sent all it wants to send says so
- * with flow_shaper_end_drain(). */
+ * an initialized one of which it forgets the contents: at most
+ * NETDEV_MAX_BURST, all with the same kind of buffer.  The caller owns them.
+ * Returns how many they are; there may be more until it returns 0.  A caller
+ * that has sent all it wants to send says so with flow_shaper_end_drain(). */
 size_t
 flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
                   uint64_t now_ns)
@@ -2048,7 +2039,8 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
     struct drain d = { .batch = batch, .now_ns = now_ns };
     uint64_t port_start = 0;
 
-    dp_packet_batch_init(batch);
+    dp_packet_batch_refill_init(batch);
+    batch->trunc = false;
     if (!s->n_held) {
         s->port_backlogged = false;
         return 0;

@@ -1091,7 +1091,7 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
         DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
             if (!packet->md.edt.edt_ns) {
                 sources[dp_packet_batch_size(batch)] = sources[i];
-                dp_packet_batch_refill(batch, packet, i);
+                dp_packet_batch_add(batch, packet);
             } else if (fb->n_handed_off >= MAX_HANDED_OFF) {
                 fb->retired.counters[SHAPER_DROP_BACKLOG]++;
                 COVERAGE_INC(flowbundler_hand_off_drop);

@@ -22,6 +22,7 @@
 #include "dp-packet.h"
 #include "packets.h"
 #include "shaper-l3.h"
+#include "shaper-offload.h"
 #include "unaligned.h"
 
 /* Offsets in an IPv4 header. */
@@ -69,7 +70,7 @@ mark_ipv4(struct dp_packet *packet, uint8_t *ip, size_t size)
          * what is in its place.  Otherwise the checksum is right afterwards
          * if it was before (RFC 1624, equation 3), and flags that say so
          * still hold. */
-        if (!dp_packet_hwol_l3_csum_ipv4_ol(packet)) {
+        if (!shaper_ip_csum_pending(packet)) {
             put_unaligned_be16(csum,
                                recalc_csum16(get_unaligned_be16(csum),
                                              htons(tos),

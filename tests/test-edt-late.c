@@ -232,6 +232,7 @@ drain(void)
         struct dp_packet *packet;
         size_t n, sent = 0;
 
+        dp_packet_batch_init(&batch);
         while ((n = flow_shaper_drain(shapers[i], &batch, now_ns))) {
             DP_PACKET_BATCH_FOR_EACH (j, packet, &batch) {
                 leave(packet);

@@ -958,6 +958,80 @@ test_refused_is_free(void)
     ofpbuf_uninit(&buf);
 }
 
+#ifdef DP_PACKET_OL_SHIFT_COUNT
+/* Batches can have any size ("shaper-offload.h"): a large one is stamped, and
+ * what is too late of it dropped, as if it came in several. */
+static void
+test_large_batch(void)
+{
+    enum { N = 5 * MAX_N - 1 };
+
+    for (unsigned int i = 0; i < rounds(500); i++) {
+        struct edt_limits limits = {
+            .rate = choose_rate(),
+            .max_delay_us = 1 + choose_log(EDT_MAX_DELAY_US),
+            .fair = !choose(4),
+        };
+        uint64_t now_ns = choose_uptime();
+        struct dp_packet *packets[N];
+        struct edt_stamp stamps[N];
+        struct dp_packet_batch batch;
+        size_t n_dropped[2] = { 0, 0 };
+
+        for (int large = 0; large < 2; large++) {
+            struct fixture f;
+
+            fixture_init_limits(&f, &limits, now_ns);
+            for (size_t j = 0; j < N; j++) {
+                packets[j] = packet_new(MTU);
+            }
+            dp_packet_batch_init(&batch);
+            for (size_t j = 0, n; j < N; j += n) {
+                struct edt_chain chain = { .n = 0 };
+                struct edt_stamp_result result;
+                struct dp_packet *packet;
+
+                n = large ? N : MIN(N - j, MAX_N);
+                dp_packet_batch_reset(&batch);
+                dp_packet_batch_add_array(&batch, &packets[j], n);
+                edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch, now_ns,
+                                &result);
+                n_dropped[large] += result.n_dropped;
+                CHECK(result.n_packets == n && result.n_bytes == n * MTU
+                      && dp_packet_batch_size(&batch) == n - result.n_dropped,
+                      "wrong counts");
+                DP_PACKET_BATCH_FOR_EACH (k, packet, &batch) {
+                    const struct edt_stamp *stamp = &packet->md.edt;
+
+                    if (!large) {
+                        stamps[j + k] = *stamp;
+                        continue;
+                    }
+                    if (k >= N - n_dropped[0]) {
+                        break;
+                    }
+                    /* Each reservation rounds up to a tick. */
+                    CHECK(stamp->edt_ns >= stamps[k].edt_ns - N / MAX_N - 1
+                          && stamp->edt_ns <= stamps[k].edt_ns
+                          && stamp->gap_ns == stamps[k].gap_ns
+                          && stamp->late == stamps[k].late,
+                          "packet %"PRIuSIZE": %"PRIu64", not %"PRIu64, k,
+                          stamp->edt_ns, stamps[k].edt_ns);
+                }
+                dp_packet_delete_batch(&batch, true);
+            }
+            dp_packet_batch_destroy(&batch);
+            fixture_destroy(&f);
+        }
+        /* The last one that is admitted may just be too late in several. */
+        CHECK(n_dropped[1] <= n_dropped[0]
+              && n_dropped[1] + 1 >= n_dropped[0],
+              "%"PRIuSIZE" dropped, not %"PRIuSIZE, n_dropped[1],
+              n_dropped[0]);
+    }
+}
+#endif
+
 /* Packets that wait for longer than the threshold, and no others, are marked
  * if they are ECT. */
 static void
@@ -1831,6 +1905,9 @@ static const struct test tests[] = {
     { "chain", test_chain },
     { "refused-is-free", test_refused_is_free },
     { "ecn", test_ecn },
+#ifdef DP_PACKET_OL_SHIFT_COUNT
+    { "large-batch", test_large_batch },
+#endif
     { "raise", test_raise },
     { "young-clock", test_young_clock },
     { "change", test_change },
