@@ -196,6 +196,7 @@ def mtu_changed(o: Oracle) -> Steps:
     # waits on.)
     for mtu in (1600, 1500):
         for port in ("out", "vm"):
+            o.keep(f"{port} ")
             o.ovs.vsctl("set", "Interface", port, f"mtu_request={mtu}")
             yield
 
@@ -306,8 +307,6 @@ GONE = ("drop_removed", "datapath_drop_invalid_port", *NO_FLOW)
 #: That a virtual machine is not there (yet).  The counters of its port are then those
 #: of the next one.
 NO_VM = ("VHOST_CONFIG", "vHost")
-
-
 #: That packets come from a port whose bridge is gone.
 NO_BRIDGE = ("xlate_key failed",)
 
