@@ -125,9 +125,10 @@ shaper_thread_pool(struct shaper_thread *thread,
     return i;
 }
 
-/* Returns 'array' (NULL if '*n' is 0), of '*n' elements of 'size' bytes, grown,
- * with zeros, so that it has an element number 'index'.  What a thread counts
- * in for each packet shares no cache line with what others do. */
+/* Returns 'array' (NULL if '*n' is 0), which has '*n' elements of 'size'
+ * bytes, grown, with zeros, so that it has an element number 'index'.  What a
+ * thread counts in for each packet shares no cache line with what others
+ * do. */
 void *
 shaper_grow(void *array, uint32_t *n, uint32_t index, size_t size)
 {
