@@ -1648,7 +1648,7 @@ windows_change_rate(struct windows *w)
                          phase->from_ns);
     w->next_change_ns = windows_now(w);
     if (w->n_phases > 1) {
-        phase[-1].until_ns = w->next_change_ns;
+        (phase - 1)->until_ns = w->next_change_ns;
     }
     /* When all that was promised at the rate before has departed. */
     w->next_change_ns += windows_grace_ns(w) + choose(10000000);
