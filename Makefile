@@ -34,8 +34,8 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-upstream \
-	check-upstream-changed check-full soak fuzz bench bench-quick bench-tools install \
-	debian13 clean root
+	check-upstream-changed check-matrix check-full soak fuzz bench bench-quick \
+	bench-tools install debian13 sid clean root
 
 all: ovs
 
@@ -57,7 +57,8 @@ help:
 	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
 	@echo 'make ovs-stock OVS without our patches, which the benchmarks compare with'
-	@echo 'make debian13  build and try it in a Debian 13 chroot (root)'
+	@echo 'make debian13  build and try it in a Debian 13 chroot (root); sid: with OVS 4.0'
+	@echo 'make check-matrix  build and test with all pairs of OVS and DPDK (root)'
 	@echo 'make install   install to PREFIX=$(PREFIX), below DESTDIR='
 	@echo 'make clean     remove $(B)/'
 	@echo 'Variables: B=DIR OVS_SRC=DIR OVS_SUITE=sid CFLAGS=... PREFIX=DIR DESTDIR=DIR'
@@ -202,8 +203,16 @@ install: all
 		chmod 755 $(DESTDIR)$(PREFIX)/bin/$$tool || exit; \
 	done
 
+# Built and tried in a chroot: Debian 13, sid.
 debian13: root deps
-	@utilities/debian13 $(BUILD)/debian13
+	@utilities/chroot-build trixie $(BUILD)/debian13
+
+sid: root deps
+	@utilities/chroot-build sid $(BUILD)/sid
+
+# What builds with which OVS and DPDK, and passes: docs/testing.md.
+check-matrix: root deps
+	@utilities/check-matrix $(BUILD)
 
 clean:
 	rm -rf $(BUILD)
