@@ -163,7 +163,8 @@ def test_crash_is_no_success(bed: Bed) -> None:
 def test_what_a_sanitizer_found_is_no_success(bed: Bed) -> None:
     """As daemons of an instrumented tree are told to log it."""
     result = bed.run("sh", "-c", "tr '\\0' '\\n' </proc/$(cat $OVS_RUNDIR/ovs-vswitchd.pid)/environ"
-                     "| grep -E '^(A|UB|T)SAN_OPTIONS='; echo 'ERROR: leak' >$OVS_RUNDIR/sanitizer.1")
+                     "| grep -E '^(A|UB|T)SAN_OPTIONS=';"
+                     "echo 'ERROR: leak' >$OVS_RUNDIR/sanitizer.1")
     lines = result.stdout.splitlines()
     assert len(lines) == 3
     assert all(line.endswith(f"log_path={bed.run_dir}/sanitizer") for line in lines)
