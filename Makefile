@@ -128,18 +128,18 @@ SANITIZED = check-asan check-tsan
 
 check-sanitizers: $(SANITIZED) check-asan-switch
 
-$(SANITIZED): check-%: root venv $(BUILD)/%/apt
+$(SANITIZED): check-%: root venv $(BUILD)/%/apt-trixie
 	+@$(MAKE) B=$(BUILD)/$* CFLAGS='$($*_CFLAGS)' ovs
 	@FB_BUILD=$(BUILD)/$* $(PYTEST) $($*_TESTS)
 
-check-asan-switch: root venv $(BUILD)/asan/apt
+check-asan-switch: root venv $(BUILD)/asan/apt-trixie
 	+@$(MAKE) B=$(BUILD)/asan CFLAGS='$(asan_CFLAGS)' ovs probe vm
 	@FB_BUILD=$(BUILD)/asan $(PYTEST) $(asan-switch_TESTS)
 
 # OVS's source is downloaded once.
-$(BUILD)/asan/apt $(BUILD)/tsan/apt:
-	@mkdir -p $(@D) $(BUILD)/apt
-	@ln -sfn ../apt $@
+$(BUILD)/asan/apt-trixie $(BUILD)/tsan/apt-trixie:
+	@mkdir -p $(@D) $(BUILD)/apt-trixie
+	@ln -sfn ../apt-trixie $@
 
 # gcc does not know which lock belongs to what (OVS_GUARDED); clang does.
 check-clang: all
