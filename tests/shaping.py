@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from fbtest.analysis import check_order, max_deficit, max_excess
 from fbtest.clock import CaptureClock
 from fbtest.ovs import Ovs
@@ -53,6 +54,14 @@ def pmd_threads(ovs: Ovs) -> list[int]:
     tasks = Path(f"/proc/{ovs.pid()}/task")
     return [int(task.name) for task in tasks.iterdir()
             if (task / "comm").read_text().startswith("pmd-")]
+
+
+def second_cpu(bed: Testbed) -> int:
+    """A processor for a second PMD thread; without one, skips the test."""
+    others = bed.cpus - bed.ovs.pmd_cpus()
+    if not others:
+        pytest.skip("a second PMD thread needs a second CPU")
+    return min(others)
 
 
 def favour_pmds(bed: Testbed) -> None:

@@ -38,7 +38,7 @@ from oracle import (
     Sums,
 )
 from reconfiguration import NO_CORE, cpu_and_other, set_pmd_cpus
-from shaping import MBIT, MTU, favour_pmds, run_for, wait_empty, write_results
+from shaping import MBIT, MTU, favour_pmds, run_for, second_cpu, wait_empty, write_results
 
 #: A rate is measured as what a VM receives in a while.  That a processor was taken from
 #: the VM or the switch makes it wrong, by as much as is lost or caught up: once it must
@@ -290,8 +290,7 @@ def pin(oracle: Oracle, **cpus: int) -> None:
 
 def test_more_threads_than_tx_queues(testbed: Testbed) -> None:
     """Two PMD threads and the main thread take turns at one tx queue (XPS)."""
-    if len(testbed.cpus - testbed.ovs.pmd_cpus()) < 1:
-        pytest.skip("a second PMD thread needs a second CPU")
+    second_cpu(testbed)
     oracle, ovs = TwoThreadOracle(testbed), testbed.ovs
     # What waits of a VM lasts for 0.1 s, in which it may get no processor.
     ovs.set_config(shaper_rx_limit=10 * RX_LIMIT)
@@ -333,8 +332,6 @@ TCP_WARM_UP, TCP_SECONDS = 1.5, 3.0
 @pytest.fixture(scope="module")
 def tso_env() -> Iterator[dict[str, str]]:
     """The environment of a vswitchd with TSO."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces and DPDK need root")
     yield from sandbox("--memory", "1024", "--set", "userspace-tso-enable=true")
 
 
@@ -424,8 +421,6 @@ def kill_and_restart(ovs: Ovs) -> None:
 @pytest.fixture
 def doomed_env() -> Iterator[dict[str, str]]:
     """The environment of a vswitchd that may be killed."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces and DPDK need root")
     yield from sandbox("--memory", "1024", crashed=True)
 
 

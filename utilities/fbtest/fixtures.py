@@ -39,12 +39,18 @@ sys.stdin.read()
 """
 
 
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces and DPDK need root")
+
+
 def sandbox(*options: str, crashed: bool = False, **variables: str
             ) -> Iterator[dict[str, str]]:
     """Run a sandbox, and give the environment in it.
 
     `crashed` says whether a daemon of it will have been killed.
     """
+    _need_root()
     process = subprocess.Popen(
         [str(SANDBOX), "run", *options, "--", sys.executable, "-c", _INSIDE],
         env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -71,8 +77,7 @@ def sandbox(*options: str, crashed: bool = False, **variables: str
 @pytest.fixture(scope="session")
 def ovs_env() -> Iterator[dict[str, str]]:
     """The environment of a running vswitchd with DPDK."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces and DPDK need root")
+    _need_root()
     if "OVS_RUNDIR" in os.environ:
         yield dict(os.environ)
         return
@@ -84,8 +89,6 @@ def ovs_env() -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="session")
 def probe_env() -> Iterator[dict[str, str]]:
     """The environment of a vswitchd that has loaded the probe."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces and DPDK need root")
     yield from sandbox("--probe", "--memory", "1024")
 
 
