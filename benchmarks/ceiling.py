@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib.pyplot as plt
-
 from benchmarks.frames import IMIX, LARGE, SMALL, Mix
+from benchmarks.plots import bars
 from benchmarks.results import progress, table
 from benchmarks.rig import NO_LIMIT, NULL, Rig, Sink
 from benchmarks.stats import spread
@@ -96,14 +95,7 @@ def text(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Bars for each case."""
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    for i, variant in enumerate(VARIANTS):
-        heights = [median(taken[variant.name]) / 1e6 for taken in results["cases"].values()]
-        axes.bar([x + 0.27 * (i - 1) for x in range(len(heights))], heights, 0.25,
-                 label=variant.name)
-    axes.set_xticks(range(len(results["cases"])), results["cases"])
-    axes.set(xlabel="destinations x frames", ylabel="forwarding rate (Mpps)")
-    axes.tick_params(axis="x", labelrotation=20)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    cases = results["cases"]
+    bars(path, list(cases), {v.name: [median(taken[v.name]) / 1e6 for taken in cases.values()]
+                             for v in VARIANTS},
+         "destinations x frames", "forwarding rate (Mpps)")

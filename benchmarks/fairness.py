@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib.pyplot as plt
-
 from benchmarks.frames import LARGE
 from benchmarks.max_rate import Case
+from benchmarks.plots import bars
 from benchmarks.results import progress, table
 from benchmarks.rig import NULL, Rig
 from benchmarks.shaped import MLTW, Shaped, shaping_switch
@@ -58,14 +57,7 @@ def text(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Bars for each case."""
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    for i, kind in enumerate(("in one line", "fair")):
-        axes.bar([x + 0.4 * (i - 0.5) for x in range(len(results["cases"]))],
-                 [median(kinds[kind]) / 1e9 for kinds in results["cases"].values()], 0.38,
-                 label=kind)
-    axes.set_xticks(range(len(results["cases"])), results["cases"])
-    axes.set(xlabel="destinations x frames", ylabel="Gbit/s")
-    axes.tick_params(axis="x", labelrotation=20)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    cases = results["cases"]
+    bars(path, list(cases), {kind: [median(kinds[kind]) / 1e9 for kinds in cases.values()]
+                             for kind in ("in one line", "fair")},
+         "destinations x frames", "Gbit/s")
