@@ -110,7 +110,8 @@ struct ring {
                                  * row's T, set if its slot is occupied. */
     uint64_t *summary;          /* One bit for each word of 'bitmap'. */
     uint64_t top;               /* One bit for each word of 'summary'. */
-    unsigned int shift;         /* log2 of the ns between bits. */
+    uint32_t shift;             /* log2 of the ns between bits. */
+    uint32_t index;             /* In 'rings'. */
 };
 
 /* What need not be fast must not slow down what must. */
@@ -150,6 +151,7 @@ struct mltw {
     uint32_t row_mask;          /* Slots in a row, minus 1. */
     uint32_t ring_mask;         /* Bits in a ring, minus 1. */
     uint32_t max_entries;
+    uint64_t top_row_bit;       /* 2^top_row. */
     uint64_t max_easy_edt;      /* EDTs up to this do not overflow. */
     uint64_t max_time;          /* No T is after this. */
     struct row *rows;           /* [top_row + 1]. */
@@ -163,7 +165,9 @@ struct mltw {
     uint64_t far_next;          /* First hop time, or UINT64_MAX. */
     uint64_t far_due;           /* First T in far slots, or UINT64_MAX. */
     uint32_t n_entries;
-    bool few;                   /* Are all entries in 'few_entries'? */
+    uint32_t place_limit;       /* Entries are placed while they are fewer:
+                                 * 'max_entries', or 0 while all are in
+                                 * 'few_entries'. */
     uint8_t few_head;           /* Index of the first one... */
     uint8_t few_end;            /* ...and after the last one. */
     uint8_t max_few;            /* FEW. */
@@ -239,6 +243,7 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
     /* No more wheels than it takes for the last one's horizon to be the whole
      * range of 64 bits. */
     wheel->top_row = MIN(min_shift + config->n_wheels, 63);
+    wheel->top_row_bit = UINT64_C(1) << wheel->top_row;
     wheel->max_entries = config->max_entries;
     wheel->max_easy_edt = UINT64_MAX - (UINT64_C(1) << (
         min_shift + wheel->levels.max_level));
@@ -321,10 +326,11 @@ mltw_create(const struct mltw_config *config, uint64_t now_ns)
         ring->bitmap = &bitmap[i * n_words];
         ring->summary = &summary[i * n_summary];
         ring->shift = min_shift + i * ring_rows;
+        ring->index = i;
     }
 
     wheel->front = MIN(now_ns >> min_shift << min_shift, wheel->max_time);
-    wheel->few = true;
+    wheel->place_limit = 0;
     wheel->max_few = FEW;
     wheel->near_next = UINT64_MAX;
     wheel->far_next = UINT64_MAX;
@@ -349,7 +355,7 @@ void
 mltw_disable_few__(struct mltw *wheel)
 {
     ovs_assert(!wheel->n_entries);
-    wheel->few = false;
+    wheel->place_limit = wheel->max_entries;
     wheel->max_few = 0;
 }
 
@@ -358,7 +364,7 @@ mltw_disable_few__(struct mltw *wheel)
 static inline unsigned int
 time_to_row(const struct mltw *wheel, uint64_t time)
 {
-    return raw_ctz(time | (UINT64_C(1) << wheel->top_row));
+    return raw_ctz(time | wheel->top_row_bit);
 }
 
 /* Position of the bit for 'time' in 'ring'. */
@@ -416,7 +422,7 @@ static void
 ring_set_first(struct mltw *wheel, struct ring *ring, uint64_t time)
 {
     ring->first = time;
-    for (int i = ring - wheel->rings; wheel->first_from[i] > time; i--) {
+    for (uint32_t i = ring->index; wheel->first_from[i] > time; i--) {
         wheel->first_from[i] = time;
         if (!i) {
             wheel->near_next = time;
@@ -425,47 +431,54 @@ ring_set_first(struct mltw *wheel, struct ring *ring, uint64_t time)
     }
 }
 
+/* Notes that the slot of 'ring' at 'time', which was empty, is occupied.
+ * Returns true. */
+static bool NO_INLINE
+ring_add(struct mltw *wheel, struct ring *ring, uint64_t time)
+{
+    ring_mark(ring, ring_pos(wheel, ring, time));
+    if (time < ring->first) {
+        ring_set_first(wheel, ring, time);
+    }
+    return true;
+}
+
 /* Appends 'entry' to the slot at 'time', which is within the horizon of
- * 'row', which is its row. */
-static inline void
+ * 'row', which is its row.  Returns true. */
+static inline bool ALWAYS_INLINE
 row_append(struct mltw *wheel, const struct row *row, uint64_t time,
            void *entry)
 {
     slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
 
     if (slot_append(&wheel->pool, slot, entry)) {
-        struct ring *ring = row->ring;
-
-        ring_mark(ring, ring_pos(wheel, ring, time));
-        if (time < ring->first) {
-            ring_set_first(wheel, ring, time);
-        }
+        return ring_add(wheel, row->ring, time);
     }
+    return true;
 }
 
-/* Moves up to 'max' entries, at least 1, from the slots of 'ring', which has
- * the first slot of all, to 'entries', and returns their number.  Takes slots
- * that are at 'limit' or before, of which there is one, and that are in one
- * word of the bitmap.  Takes the front there. */
+/* Moves up to 'max' entries, at least 1, from the slot at 'time' in 'row', the
+ * first one of all, and from those after it that are at 'limit' or before and
+ * in the same word of the ring's bitmap, to 'entries', and returns their
+ * number.  Takes the front there. */
 static inline size_t
-ring_take(struct mltw *wheel, struct ring *ring, uint64_t limit,
-          void **entries, size_t max)
+ring_take(struct mltw *wheel, const struct row *row, uint64_t time,
+          uint64_t limit, void **entries, size_t max)
 {
+    struct ring *ring = row->ring;
     const unsigned int shift = ring->shift;
-    const uint32_t pos = ring_pos(wheel, ring, ring->first);
+    const uint32_t pos = ring_pos(wheel, ring, time);
     uint64_t *word = &ring->bitmap[pos / 64];
     uint64_t before = *word & ((UINT64_C(1) << (pos % 64)) - 1);
     uint64_t bits = *word ^ before;
     /* Of the word's first bit. */
-    uint64_t word_time = ring->first - ((uint64_t) (pos % 64) << shift);
-    uint64_t time = ring->first;
+    uint64_t word_time = time - ((uint64_t) (pos % 64) << shift);
     unsigned int n_slots = 0;
     size_t n = 0;
 
     /* The addresses of the slots follow from 'bits' alone, so that the
      * processor need not wait for one slot to find the next. */
     for (;;) {
-        const struct row *row = &wheel->rows[time_to_row(wheel, time)];
         slot_word *slot = &row->slots[(time >> row->shift) & wheel->row_mask];
 
         n_slots++;
@@ -483,6 +496,7 @@ ring_take(struct mltw *wheel, struct ring *ring, uint64_t limit,
             break;
         }
         time = next;
+        row = &wheel->rows[time_to_row(wheel, time)];
     }
     wheel->front = time;
     wheel->stats.n_slots_visited += n_slots;
@@ -502,7 +516,7 @@ ring_take(struct mltw *wheel, struct ring *ring, uint64_t limit,
     }
 
     /* This ring and all finer ones. */
-    size_t i = ring - wheel->rings;
+    uint32_t i = ring->index;
     uint64_t first = MIN(wheel->first_from[i + 1], ring->first);
     wheel->first_from[i] = first;
     while (OVS_UNLIKELY(i)) {
@@ -521,12 +535,16 @@ static inline size_t
 near_take(struct mltw *wheel, uint64_t limit, void **entries, size_t max)
 {
     uint64_t time = wheel->near_next;
-    struct ring *ring = wheel->rows[time_to_row(wheel, time)].ring;
+    const struct row *row = &wheel->rows[time_to_row(wheel, time)];
 
     /* Slots of coarser rings, which are few, may be between those of a finer
      * one; those of finer ones between any two of a coarser one. */
-    limit = ring == wheel->rings ? MIN(limit, wheel->first_from[1] - 1) : time;
-    return ring_take(wheel, ring, limit, entries, max);
+    if (row->ring->index) {
+        limit = time;
+    } else if (limit >= wheel->first_from[1]) {
+        limit = wheel->first_from[1] - 1;
+    }
+    return ring_take(wheel, row, time, limit, entries, max);
 }
 
 /* Far levels. */
@@ -613,18 +631,18 @@ place_far(struct mltw *wheel, unsigned int row_no, uint64_t time, void *entry)
 }
 
 /* Puts 'entry' in its place for slot time 'time', which is not before the
- * front. */
-static inline void ALWAYS_INLINE
+ * front.  Returns true. */
+static inline bool ALWAYS_INLINE
 place(struct mltw *wheel, uint64_t time, void *entry)
 {
     unsigned int row_no = time_to_row(wheel, time);
     const struct row *row = &wheel->rows[row_no];
 
     if (OVS_LIKELY(time - wheel->front < row->near_ns)) {
-        row_append(wheel, row, time, entry);
-    } else {
-        place_far(wheel, row_no, time, entry);
+        return row_append(wheel, row, time, entry);
     }
+    place_far(wheel, row_no, time, entry);
+    return true;
 }
 
 /* Returns the number, that is time >> level, of the first slot of far level
@@ -670,7 +688,7 @@ far_slot_move(struct mltw *wheel, struct far_slot *slot)
 
 /* Takes the front to 'wheel->far_next' and moves the entries of all far slots
  * with this hop time nearer. */
-static void
+static void NO_INLINE
 far_hop(struct mltw *wheel)
 {
     uint64_t n_far = wheel->stats.n_far;
@@ -719,6 +737,12 @@ far_hop(struct mltw *wheel)
 
 /* Few entries. */
 
+static inline bool
+entries_are_few(const struct mltw *wheel)
+{
+    return !wheel->place_limit;
+}
+
 /* Does what place() does, where this need not be fast. */
 static void NO_INLINE
 place_seldom(struct mltw *wheel, uint64_t time, void *entry)
@@ -733,7 +757,7 @@ few_end(struct mltw *wheel, uint64_t time, void *entry)
 {
     unsigned int end = wheel->few_end;
 
-    wheel->few = false;
+    wheel->place_limit = wheel->max_entries;
     wheel->few_end = 0;
     wheel->near_next = UINT64_MAX;
     for (unsigned int i = wheel->few_head; i < end; i++) {
@@ -745,15 +769,19 @@ few_end(struct mltw *wheel, uint64_t time, void *entry)
     return true;
 }
 
-/* Does what place() does as long as entries, with this one, are few.  (Returns
- * true, so that mltw_enqueue() can end with a call of this, and need not save
- * registers for it.) */
+/* Does what mltw_enqueue() does with 'entry' and its slot time if entries are
+ * few, or the wheel is full.  (Functions that mltw_enqueue() ends with a call
+ * of return what it does, so that it need not save registers for them.) */
 static bool NO_INLINE
 few_place(struct mltw *wheel, uint64_t time, void *entry)
 {
     struct far_entry *entries = wheel->few_entries;
     unsigned int i = wheel->few_end;
 
+    if (OVS_UNLIKELY(wheel->n_entries >= wheel->max_entries)) {
+        return false;
+    }
+    wheel->n_entries++;
     if (OVS_UNLIKELY(wheel->n_entries > wheel->max_few)) {
         return few_end(wheel, time, entry);
     }
@@ -812,21 +840,16 @@ mltw_enqueue(struct mltw *wheel, void *entry, uint64_t edt_ns,
     uint64_t mask = (UINT64_C(1) << shift) - 1;
     uint64_t time = (edt_ns + mask) & ~mask;
 
-    if (OVS_UNLIKELY(wheel->n_entries >= wheel->max_entries)) {
-        return false;
-    }
-    wheel->n_entries++;
-
     if (OVS_UNLIKELY(edt_ns > wheel->max_easy_edt)) {
         /* 'time' may have wrapped. */
         time = time >= edt_ns ? MIN(time, wheel->max_time) : wheel->max_time;
     }
     time = MAX(time, wheel->front);
-    if (wheel->few) {
+    if (OVS_UNLIKELY(wheel->n_entries >= wheel->place_limit)) {
         return few_place(wheel, time, entry);
     }
-    place(wheel, time, entry);
-    return true;
+    wheel->n_entries++;
+    return place(wheel, time, entry);
 }
 
 /* Does what mltw_dequeue() does, at slot time 'now'. */
@@ -836,12 +859,15 @@ dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
     size_t n = 0;
 
     for (;;) {
-        if (n == max && MIN(wheel->near_next, wheel->far_due) <= now) {
+        if (n == max && mltw_next_due(wheel) <= now) {
             break;
-        } else if (wheel->far_next <= MIN(wheel->near_next, now)) {
+        } else if (OVS_UNLIKELY(wheel->far_next <= now
+                                && wheel->far_next <= wheel->near_next)) {
             far_hop(wheel);
         } else if (wheel->near_next > now) {
-            wheel->front = MAX(wheel->front, now);
+            if (wheel->front < now) {
+                wheel->front = now;
+            }
             break;
         } else {
             n += near_take(wheel, MIN(now, wheel->far_next - 1), &entries[n],
@@ -849,7 +875,9 @@ dequeue__(struct mltw *wheel, uint64_t now, void **entries, size_t max)
         }
     }
     wheel->n_entries -= n;
-    wheel->few = !wheel->n_entries && wheel->max_few;
+    if (OVS_UNLIKELY(!wheel->n_entries) && wheel->max_few) {
+        wheel->place_limit = 0;
+    }
     return n;
 }
 
@@ -858,14 +886,20 @@ mltw_dequeue(struct mltw *wheel, uint64_t now_ns,
              void **entries, size_t max_entries)
 {
     unsigned int shift = wheel->levels.granularity_shift;
-    uint64_t now = MIN(now_ns >> shift << shift, wheel->max_time);
+    uint64_t now = now_ns >> shift << shift;
 
+    if (OVS_UNLIKELY(now > wheel->max_time)) {
+        now = wheel->max_time;
+    }
     /* Most polls of a thread that has nothing else to do find nothing. */
-    if (MIN(wheel->near_next, wheel->far_next) > now) {
-        wheel->front = MAX(wheel->front, now);
+    if (wheel->near_next > now && wheel->far_next > now) {
+        if (wheel->front < now) {
+            wheel->front = now;
+        }
         return 0;
     }
-    return (wheel->few ? few_dequeue(wheel, now, entries, max_entries)
+    return (entries_are_few(wheel)
+            ? few_dequeue(wheel, now, entries, max_entries)
             : dequeue__(wheel, now, entries, max_entries));
 }
 
@@ -883,8 +917,8 @@ mltw_flush(struct mltw *wheel, void **entries, size_t max_entries)
         wheel->flush_front = wheel->front;
     }
 
-    size_t n = (wheel->few ? few_dequeue(wheel, wheel->max_time, entries,
-                                         max_entries)
+    size_t n = (entries_are_few(wheel)
+                ? few_dequeue(wheel, wheel->max_time, entries, max_entries)
                 : dequeue__(wheel, wheel->max_time, entries, max_entries));
     if (!wheel->n_entries) {
         wheel->flushing = false;

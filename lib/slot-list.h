@@ -161,8 +161,9 @@ slot_nodes_free__(struct slot_pool *pool, uint32_t first, uint32_t last)
     pool->free = first;
 }
 
-/* Does what slot_take() does for a list. */
-static inline size_t
+/* Does what slot_take() does for a list.  (Not inline, so that the loops that
+ * look for slots have the processor's registers to themselves.) */
+static size_t OVS_UNUSED __attribute__((__noinline__))
 slot_take_list__(struct slot_pool *pool, slot_word *slot, void **entries,
                  size_t max)
 {

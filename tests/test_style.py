@@ -13,7 +13,8 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
 PATCHES = sorted((REPO / "ovs-patches").glob("*.patch"))
-SOURCES = sorted(path for directory in ("lib", "tests") for pattern in ("*.c", "*.h")
+SOURCES = sorted(path for directory in ("lib", "tests", "tests/preload")
+                 for pattern in ("*.c", "*.h")
                  for path in (REPO / directory).glob(pattern))
 
 SCRIPTS = [path.relative_to(REPO) for path in (REPO / "utilities").iterdir()

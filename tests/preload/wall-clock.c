@@ -1,6 +1,7 @@
-/* Preloaded into a process, adds to its wall clock the nanoseconds (an int64_t)
- * that the file $WALL_CLOCK_OFFSET has at the moment, so that a test can step it.
- * Clocks that are not set by anyone, such as CLOCK_MONOTONIC, stay as they are. */
+/* Preloaded into a process, adds to its wall clock the nanoseconds (an
+ * int64_t) that the file $WALL_CLOCK_OFFSET has at the moment, so that a test
+ * can step it.  Clocks that nobody sets, such as CLOCK_MONOTONIC, stay as they
+ * are. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,13 +24,14 @@ init(void)
 {
     const char *path = getenv("WALL_CLOCK_OFFSET");
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    void *map = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *offset_ns, PROT_READ,
-                                           MAP_SHARED, fd, 0);
+    void *map = (fd < 0 ? MAP_FAILED
+                 : mmap(NULL, sizeof *offset_ns, PROT_READ, MAP_SHARED, fd,
+                        0));
 
     real_clock_gettime = dlsym(RTLD_NEXT, "clock_gettime");
     if (map == MAP_FAILED || !real_clock_gettime) {
         perror("WALL_CLOCK_OFFSET");
-        abort();
+        _exit(EXIT_FAILURE);
     }
     close(fd);
     offset_ns = map;
