@@ -22,8 +22,8 @@ PYTHON = BUILD / "venv" / "bin" / "python"
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "utilities")]
 
 #: Each is a module of this package, with TITLE, run, text and plot.
-NAMES = ("ceiling", "hook-off", "max-rate", "fairness", "pacing", "primary-flow", "scale",
-         "memory", "batch-cost", "datastructure")
+NAMES = ("ceiling", "hook-off", "max-rate", "fairness", "scaling", "pacing", "primary-flow",
+         "scale", "memory", "batch-cost", "datastructure")
 
 
 def run(name: str, quick: bool) -> str:
