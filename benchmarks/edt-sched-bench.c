@@ -362,6 +362,7 @@ shaper_init(struct run *run)
     ovs_refcount_init(&config->ref_cnt);
     config->sched = EDT_SCHED_CONFIG_DEFAULT;
     config->max_delay_ns = UINT64_C(1000000000);
+    config->ecn_threshold_ns = UINT64_MAX;
     config->max_backlog = 1 << 18;
     config->max_batch = MAX_BATCH;
     config->max_flows = 131072;
