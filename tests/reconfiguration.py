@@ -354,7 +354,7 @@ def bridge_deleted(o: Oracle) -> Steps:
     yield
 
 
-@change("out tx", may_restart=("out ",), may_warn=NO_VM)
+@change("out tx", "out flushed", may_restart=("out ",), may_warn=NO_VM)
 def receiver_killed(o: Oracle) -> Steps:
     o.kill_receiver()
     yield
