@@ -13,6 +13,7 @@ to its device.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -132,10 +133,25 @@ class Oracle:
         self._gone["out tx"] += (shown["sent"] + shown["bypassed"]
                                  - counters.tx_packets - counters.tx_drop)
         if metered is not None:
-            with contextlib.suppress(TimeoutError):
-                wait_until(lambda: self.sums().missing <= most, "no more are missing", 5)
-            self._gone["no port"] += min(self.sums().missing, most)
+            self._gone["no port"] += max(min(self._missing_for_good(), most), 0)
         self.start()
+
+    def _missing_for_good(self) -> int:
+        """How many packets are missing when nothing is on its way.
+
+        Threads add what they count to the totals once a second.
+        """
+        since, missing = time.monotonic(), self.sums().missing
+
+        def counted() -> bool:
+            nonlocal since, missing
+            before, missing = missing, self.sums().missing
+            if missing != before:
+                since = time.monotonic()
+            return time.monotonic() > since + 1.5
+
+        wait_until(counted, "what is missing stays the same", 20, 0.1)
+        return missing
 
     def shown(self) -> dict[str, int]:
         """What flowbundler/show says of the ports with a shaper, added up."""
