@@ -126,8 +126,7 @@ class Oracle:
             self.set_meters_and_flows()
         most = 0 if metered is None else self._metered() - metered
         self.wait_traffic()
-        self.sender.rate(0)
-        wait_until(lambda: self.sender.report().pending == 0, "the VM has sent all", 20)
+        self._stop_sending()
         self._wait_rest()
         counters, shown = self.ovs.dump_ports(self.bed.bridge)["out"], self.shown()
         self._gone["out tx"] += (shown["sent"] + shown["bypassed"]
@@ -321,8 +320,7 @@ class Oracle:
         DPDK's net_virtio empties its virtqueue when it starts (virtio_dev_start()), and
         the switch may have put packets there by then: the port has sent more than has come.
         """
-        self.sender.rate(0)
-        wait_until(lambda: self.sender.report().pending == 0, "the VM has sent all", 20)
+        self._stop_sending()
         self._wait_rest()
         ports = self.ovs.dump_ports(self.bed.bridge)
         sent = sum(ports[port.name].tx_packets for port in self.receiving)
@@ -360,10 +358,14 @@ class Oracle:
         #: What VMs that are gone have sent and received.
         self._sent_before = self._received_before = VmCounters()
 
-    def stop(self) -> Sums:
-        """Have the VM send no more; returns when what it sent has been accounted for."""
+    def _stop_sending(self) -> None:
+        """Have the VM send what its virtqueue has still to take, and no more."""
         self.sender.rate(0)
         wait_until(lambda: self.sender.report().pending == 0, "the VM has sent all", 20)
+
+    def stop(self) -> Sums:
+        """Have the VM send no more; returns when what it sent has been accounted for."""
+        self._stop_sending()
 
         def complete() -> Sums | None:
             sums = self.sums()

@@ -24,7 +24,7 @@ from fbtest.fixtures import checked_testbed, sandbox
 from fbtest.netns import Namespace, add_veth, delete_link, unique_name
 from fbtest.pcap import FlowSpec, tagged_frame, write_flows, write_frames
 from fbtest.proc import run, wait_until
-from fbtest.testbed import Testbed
+from fbtest.testbed import Recorder, Testbed
 from scapy.utils import RawPcapReader
 
 from oracle import FLOWS, FRAME_BYTES, Oracle
@@ -407,6 +407,24 @@ def test_destinations_without_number(testbed: Testbed) -> None:
 
 # Time.
 
+#: What leaves at the rate of a meter, and of a port, in the tests below.
+TIMED = {"metered": 100 * MBIT, "paced": 80 * MBIT}
+
+
+def metered_and_paced(bed: Testbed) -> tuple[dict[str, Recorder], list[tuple[str, str]]]:
+    """Ports that record, with a shaper and an endless source each, and routes to them.
+
+    "src1" is to pass meter 1; "paced" has a rate of its own.
+    """
+    ovs = bed.ovs
+    ovs.set_config(meter_shaping=True)
+    outs = {name: bed.recorder(name) for name in TIMED}
+    ovs.set_qos("metered", "flowbundler")
+    ovs.set_qos("paced", "flowbundler", max_rate=TIMED["paced"])
+    ovs.set_meter(bed.bridge, 1, TIMED["metered"])
+    numbers = [bed.source(f"src{n}", [FlowSpec(n, dst_ip=f"10.73.0.{n}")]).number for n in (1, 2)]
+    return outs, [(f"in_port={number}", name) for number, name in zip(numbers, TIMED, strict=True)]
+
 
 def test_switch_that_stands_still(testbed: Testbed) -> None:
     """After a second in which nothing runs, no more leaves at once than had waited.
@@ -414,15 +432,8 @@ def test_switch_that_stands_still(testbed: Testbed) -> None:
     So it is after a virtual machine that contains the switch has been stopped or moved.
     """
     bed, ovs = testbed, testbed.ovs
-    rates = {"metered": 100 * MBIT, "paced": 80 * MBIT}
-    ovs.set_config(meter_shaping=True)
-    outs = {name: bed.recorder(name) for name in rates}
-    ovs.set_qos("metered", "flowbundler")
-    ovs.set_qos("paced", "flowbundler", max_rate=rates["paced"])
-    ovs.set_meter(bed.bridge, 1, rates["metered"])
-    numbers = [bed.source(f"src{n}", [FlowSpec(n, dst_ip=f"10.73.0.{n}")]).number for n in (1, 2)]
-    bed.set_flows(vm_meters={"src1": 1}, routes=[(f"in_port={numbers[0]}", "metered"),
-                                                 (f"in_port={numbers[1]}", "paced")])
+    outs, routes = metered_and_paced(bed)
+    bed.set_flows(vm_meters={"src1": 1}, routes=routes)
     favour_pmds(bed)
     run_for(ovs, 0.5)
     clock = CaptureClock(outs["metered"].path)
@@ -444,7 +455,7 @@ def test_switch_that_stands_still(testbed: Testbed) -> None:
     captures = [clock.apply(reference, recorder.read()) for recorder in outs.values()]
     # What waited: max-delay's worth; at a port that makes up for 10 ms, less.
     waited = {"metered": 0.050, "paced": 0.010}
-    for (name, rate), packets in zip(rates.items(), captures, strict=True):
+    for (name, rate), packets in zip(TIMED.items(), captures, strict=True):
         worst = max_excess(packets.time_ns, packets.length, rate)
         # And frames: the last that was admitted, the first that came then, the window's
         # first, and two of slots, whose times are rounded up.
@@ -478,18 +489,12 @@ def wall_clock(tmp_path: Path) -> Iterator[tuple[Testbed, Callable[[float], None
 
 def test_wall_clock_that_is_set(wall_clock: tuple[Testbed, Callable[[float], None]]) -> None:
     """Forward, backward, by much and by little: departures do not know."""
-    (bed, step), rates = wall_clock, {"metered": 100 * MBIT, "paced": 80 * MBIT}
+    bed, step = wall_clock
     ovs = bed.ovs
-    ovs.set_config(meter_shaping=True)
-    outs = {name: bed.recorder(name) for name in rates}
-    ovs.set_qos("metered", "flowbundler")
-    ovs.set_qos("paced", "flowbundler", max_rate=rates["paced"])
-    ovs.set_meter(bed.bridge, 1, rates["metered"])
-    numbers = [bed.source(f"src{n}", [FlowSpec(n, dst_ip=f"10.73.0.{n}")]).number for n in (1, 2)]
+    outs, routes = metered_and_paced(bed)
     reference = Reference(bed)
     bed.set_flows(vm_meters={"src1": 1, "refsrc": REFERENCE_METER},
-                  routes=[(f"in_port={numbers[0]}", "metered"),
-                          (f"in_port={numbers[1]}", "paced"), reference.route])
+                  routes=[*routes, reference.route])
     favour_pmds(bed)
     # Each request is logged, with the time that the switch believes it is.
     ovs.appctl("vlog/set", "unixctl:file:dbg")
@@ -512,7 +517,7 @@ def test_wall_clock_that_is_set(wall_clock: tuple[Testbed, Callable[[float], Non
     assert believed == pytest.approx(steps, abs=1)
     recorded = outs["metered"].read()
     gap = longest_gap(clock.apply(recorded, reference.read()).between(start - NS // 10, end))
-    for name, rate in rates.items():
+    for name, rate in TIMED.items():
         packets = clock.apply(recorded, outs[name].read()).between(start, end)
         found = paced_rate(packets.time_ns, packets.length)
         print(f"{name}: {found / rate - 1:+.4%}, longest poll gap {gap * 1e6:.0f} us")
