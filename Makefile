@@ -177,6 +177,7 @@ fuzz: all
 
 # What is measured, and how: docs/results.md.
 bench-tools: root all ovs-stock venv probe
+	@utilities/install-deps --bench
 	$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/benchmarks/bench.mk FB=$(CURDIR) \
 		FB_BENCH=$(BUILD)/bench fb-bench
 

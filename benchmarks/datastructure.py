@@ -1,30 +1,23 @@
-#!/usr/bin/env python3
 """Schedulers of departure times beside each other, without a switch.
 
-Runs edt-sched-bench (see there for the traffic) and writes
-build/bench/datastructure.{json,txt,png}: what a packet costs by the number of
-flows, what the calls after a pause cost, and memory.  The machine should have
-nothing else to do meanwhile.
+Runs edt-sched-bench (see there for the traffic): what a packet costs by the number
+of flows, what the calls after a pause cost, and memory.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-REPO = Path(__file__).resolve().parent.parent
-BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
+from benchmarks.results import table
+from benchmarks.switch import BUILD
+
 PROGRAM = BUILD / "bench" / "edt-sched-bench"
 CALLGRIND_PROGRAM = BUILD / "bench" / "edt-sched-bench-callgrind"
 
@@ -89,12 +82,12 @@ def stalls(quick: bool) -> list[Result]:
             for (scheduler, stall_ns), rounds in found.items()]
 
 
-def instructions(quick: bool) -> list[Result]:
+def instructions() -> list[Result]:
     """Instructions per packet, counted by callgrind; a count does not vary."""
     found = []
     # Not the shaper, which uses parts of OVS that were built with AVX-512.
     for scheduler in (FLOOR, OURS, *PEERS):
-        for flows in FLOWS[:3] if quick else FLOWS[:4]:
+        for flows in FLOWS[:4]:
             result = subprocess.run(
                 ["valgrind", "--tool=callgrind", "--collect-atstart=no",
                  "--toggle-collect=run_packets*", "--callgrind-out-file=/dev/null",
@@ -108,14 +101,14 @@ def instructions(quick: bool) -> list[Result]:
     return found
 
 
-def run(quick: bool, callgrind: bool = False) -> Result:
-    """Measure everything."""
+def run(quick: bool) -> Result:
+    """Measure everything; instructions, which take minutes, only if not `quick`."""
     return {
         "equal": throughput(quick, mixed=False),
         "mixed": throughput(quick, mixed=True),
         "stall": stalls(quick),
         "memory": lines([PROGRAM, "memory"]),
-        "instructions": instructions(quick) if callgrind else [],
+        "instructions": [] if quick else instructions(),
     }
 
 
@@ -129,17 +122,6 @@ def behind(found: Result) -> list[str]:
                  for peer in PEERS for flows in FLOWS
                  if (peer, flows) in ns and ns[peer, flows] <= ns[OURS, flows]]
     return told
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with columns that line up."""
-    cells = [list(row) for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    drawn = ["| " + " | ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                               for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
-             + " |" for row in cells]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([drawn[0], rule, *drawn[1:]])
 
 
 def by_flows(results: list[Result], cell: str) -> str:
@@ -249,60 +231,3 @@ def plot(found: Result, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def output(*argv: str) -> str:
-    """What a command prints, or nothing."""
-    try:
-        return subprocess.run(argv, capture_output=True, text=True, cwd=REPO).stdout.strip()
-    except OSError:
-        return ""
-
-
-def circumstances() -> dict[str, str]:
-    """The machine and the commit that results are of."""
-    model = re.search(r"^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(), re.M)
-    configured = BUILD / "ovs" / "configured"
-    flags = re.search(r'CFLAGS="([^"]*)"', configured.read_text()) if configured.exists() else None
-    return {
-        "cpu": model[1] if model else "unknown",
-        "cores": str(os.cpu_count()),
-        "virtual machine": output("systemd-detect-virt") or "unknown",
-        "kernel": platform.release(),
-        "compiler": output("gcc", "-dumpfullversion"),
-        "CFLAGS": flags[1] if flags else "unknown",
-        "commit": output("git", "describe", "--always", "--dirty"),
-        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
-    }
-
-
-def main() -> int:
-    """Run it; the exit status says whether ours was ahead everywhere."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
-    parser.add_argument("--callgrind", action="store_true",
-                        help="also count instructions per packet (valgrind; minutes)")
-    args = parser.parse_args()
-    if not PROGRAM.exists():
-        print(f"datastructure.py: {PROGRAM} is not built", file=sys.stderr)
-        return 2
-    directory = BUILD / "bench" / "quick" if args.quick else BUILD / "bench"
-    directory.mkdir(parents=True, exist_ok=True)
-    machine = circumstances()
-    found = run(args.quick, args.callgrind)
-    told = text(found)
-    document = {
-        "name": "datastructure", "command": " ".join(sys.argv), "quick": args.quick,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "circumstances": machine, "results": found,
-    }
-    (directory / "datastructure.json").write_text(json.dumps(document, indent=1) + "\n")
-    (directory / "datastructure.txt").write_text(told + "\n")
-    plot(found, directory / "datastructure.png")
-    print(told)
-    return 1 if behind(found) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

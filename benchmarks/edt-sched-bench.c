@@ -15,8 +15,8 @@
  */
 
 /* Measures schedulers of departure times ("edt-sched.h") in simulated time,
- * without a switch.  benchmarks/datastructure.py runs this program and says
- * what the figures mean; each line of output is an object of JSON.
+ * without a switch.  "benchmarks/run.py datastructure" runs this program
+ * and says what the figures mean; each line of output is an object of JSON.
  *
  * The traffic: flows that share 100 Gbit/s in packets of 1500 bytes, with a
  * few packets of each waiting.  The clock is polled every 1 us, until nothing
@@ -309,6 +309,7 @@ struct run {
     struct flow_shaper *shaper;
     struct shaper_thread *thread;
     uint8_t *frames;
+    uint64_t n_offered;         /* Batches. */
 };
 
 /* ns between the packets of each flow, so that all are 100 Gbit/s together. */
@@ -415,14 +416,17 @@ run_enqueue_shaper(struct run *run, struct dp_packet_batch *batch)
     struct shaper_source sources[NETDEV_MAX_BURST];
     struct dp_packet *packet;
 
+    /* A batch comes from one receive queue.  There are many, so that none is
+     * over its share. */
+    uint16_t rxq = 1 + run->n_offered++ % 16;
+
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
         uint32_t flow_no = packet->md.edt.first_meter;
         struct sender *sender = &run->senders[flow_no];
 
         packet->md.edt.edt_ns = sender->edt_ns;
         sender->edt_ns += sender->gap_ns;
-        /* Many receiving ports, so that none is over its share. */
-        sources[i].port = sources[i].rxq = 1 + flow_no % 16;
+        sources[i].port = sources[i].rxq = rxq;
     }
     flow_shaper_enqueue(run->shaper, batch, sources, run->now_ns);
 }

@@ -21,16 +21,15 @@ TOLERANCE = 0.01
 PRECISION = 0.01
 #: What no shaper here reaches, and the least that is tried, in bit/s.
 HIGHEST, LOWEST = 400e9, 50e6
-#: Frames that may wait for each destination, and at least in all.
+#: Frames that may wait for each destination (if the source sends runs, as long a
+#: run at least), and at least in all.  More do not fit into a core's cache.
 FRAMES_EACH, FRAMES = 8, 64
-#: Runs of frames that may wait for each, if a source sends runs.
-RUNS_EACH = 1.5
 #: Frames that may wait at most: a part of the switch's buffers.
 FRAMES_MAX = 32768
 #: A meter's burst: as small as a packet, rounded up to a kbit.
 BURST_FRAMES = 1
 #: Time of the whole rate that waits besides, so that a late poll finds packets.
-POLL_GAP_S = 50e-6
+POLL_GAP_S = 20e-6
 #: Longer than any packet waits, so that none is dropped.  (Without a QoS, until
 #: there is the next one, nothing holds the source back, and meters get as far
 #: ahead as this allows.)
@@ -89,7 +88,7 @@ class Try:
 
 def rx_limit(rig: Rig, total_bps: float) -> int:
     """Bytes that may wait: for every destination, and for a late poll."""
-    each = max(FRAMES_EACH, RUNS_EACH * rig.run if rig.run > 1 else 0)
+    each = max(FRAMES_EACH, rig.run)
     frames = max(FRAMES, min(each * rig.n, FRAMES_MAX))
     return round(frames * max(rig.mix.sizes) + total_bps / 8 * POLL_GAP_S)
 
