@@ -233,4 +233,8 @@ void mltw_disable_few__(struct mltw *wheel);
  * destroyed. */
 const struct mltw_stats *mltw_get_stats(const struct mltw *wheel);
 
+/* The wheel as one of the types of "edt-sched.h". */
+struct edt_sched_class;
+extern const struct edt_sched_class mltw_class;
+
 #endif /* mltw.h */
