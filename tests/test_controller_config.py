@@ -222,6 +222,7 @@ HUGE = "0x" + "f" * 4000  # More decimal digits than Python shows.
             "tenants: {red: {vms: {a: {port: abcdefghijklmnop, rate: 1Mbps}}}}",
             "OpenFlow 1.3 cannot carry a port name this long",
         ),
+        ("switches: {any: true}\ntenants: {}", "not a list of datapath ids; allowed: any,"),
         ("switches: [x]\ntenants: {}", "switches: ['x']: 'x' is not a datapath id; allowed: any,"),
         ("switches: [1234567890123456]\ntenants: {}", "is not a datapath id"),
         ("switches: []\ntenants: {}", "not a list of datapath ids"),

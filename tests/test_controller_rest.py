@@ -18,6 +18,7 @@ from controller_pipeline import FakeSwitch
 from fbrates import config
 from fbrates.rest import CONFIRM_TIMEOUT, MAX_BODY, Api, Response
 from fbrates.service import Service
+from fbrates.sync import BARRIER_EVERY, RETRY_DELAYS
 
 FILE = """
 tenants:
@@ -52,8 +53,8 @@ class PumpedEvent:
 
 
 class World:
-    def __init__(self) -> None:
-        self.text = FILE
+    def __init__(self, text: str = FILE) -> None:
+        self.text = text
         self.now = 50.0
         self.obeying = True
         self.switch = FakeSwitch({"vm-a": 1})
@@ -161,6 +162,120 @@ def test_a_switch_that_refuses(world: World) -> None:
     answer = world.put(f"{VM}/rate", {"rate": "5Mbps"})
     assert (answer.status, answer.body["applied"]) == (202, False)
     assert "UNKNOWN_METER" in answer.body["switches"]["0000000000000001"]["errors"][0]
+
+
+def test_a_change_is_not_confirmed_while_the_one_before_it_was_refused(world: World) -> None:
+    world.switch.meters.clear()
+    path = "/v1/tenants/red/destinations/10.2.0.0/16/rate"
+    for _ in range(3):
+        answer = world.put(f"{VM}/rate", {"rate": "5Mbps"})
+        assert (answer.status, answer.body["applied"]) == (202, False)
+    assert world.service.numbers.meters["red/a"] not in world.switch.meters
+    audit_after_errors(world)
+    assert world.put(f"{VM}/rate", {"rate": "5Mbps"}).status == 200
+    assert world.kbps("red/a") == 5_000
+    # What the error was not about is not in doubt.
+    del world.switch.meters[world.service.numbers.meters["red/a"]]
+    assert world.put(f"{VM}/rate", {"rate": "6Mbps"}).status == 202
+    assert world.put(path, {"rate": "7Mbps"}).status == 200
+
+
+def test_a_meter_that_cannot_be_added_is_not_confirmed(world: World) -> None:
+    assert world.put(f"{VM}/rate", {"rate": "unlimited"}).status == 200
+    world.switch.max_meters = 0
+    for rate in ("5Mbps", "5Mbps", "6Mbps", "unlimited", "7Mbps"):
+        assert world.put(f"{VM}/rate", {"rate": rate}).status == 202, rate
+    world.switch.max_meters = 10
+    audit_after_errors(world)
+    assert world.kbps("red/a") == 7_000
+    assert world.put(f"{VM}/rate", {"rate": "7Mbps"}).status == 200
+
+
+def test_all_who_wait_for_an_audit_hear_of_its_errors(world: World) -> None:
+    vm = world.service.vm("red", "a")
+    (destination,) = world.service.tenant("red").destinations.values()
+    for limit in (vm, destination):
+        world.service.set_rate(limit, None)
+    world.switch.run()
+    sync = world.switch.sync
+    assert sync is not None
+    sync.start_audit()
+    changes = [world.service.set_rate(limit, 5_000_000) for limit in (vm, destination)]
+    world.switch.max_meters = 0
+    world.switch.run()
+    for change in changes:
+        (waiter,) = change.waiters.values()
+        assert waiter.event.wait(0)
+        assert not waiter.applied
+        assert any("OUT_OF_METERS" in error for error in waiter.errors)
+
+
+def test_who_waits_for_an_audit_is_told_when_the_switch_goes(world: World) -> None:
+    world.switch.meters.clear()
+    world.put(f"{VM}/rate", {"rate": "5Mbps"})
+    change = world.service.set_rate(world.service.vm("red", "a"), 6_000_000)
+    assert world.switch.sync is not None
+    world.service.disconnect(world.switch.sync)
+    (waiter,) = change.waiters.values()
+    assert waiter.event.wait(0)
+    assert not waiter.applied
+    assert "the switch disconnected" in waiter.errors
+
+
+def audit_after_errors(world: World) -> None:
+    """Let the time pass after which a switch that refused something is asked again."""
+    world.now += max(RETRY_DELAYS)
+    world.service.tick()
+    world.switch.run()
+
+
+def test_an_error_is_heard_among_any_number_of_messages() -> None:
+    vms = ", ".join(f"v{n}: {{port: p{n}, rate: 1Mbps}}" for n in range(2 * BARRIER_EVERY))
+    world = World(f"tenants: {{red: {{vms: {{{vms}}}}}}}")
+    switch = FakeSwitch({f"p{n}": n + 1 for n in range(2 * BARRIER_EVERY)})
+    switch.max_meters = 2 * BARRIER_EVERY - 1
+    sync = switch.connect(world.service)
+    # The last meter finds no room: its error comes when all has been sent.
+    switch.run()
+    assert not sync.in_sync
+    assert any("OUT_OF_METERS" in error.error for error in sync.errors)
+    switch.max_meters += 1
+    world.now += max(RETRY_DELAYS)
+    world.service.tick()
+    switch.run()
+    assert sync.in_sync
+    assert len(sync._sent) < 10
+
+
+def test_a_refused_reload_says_where(world: World) -> None:
+    world.text = FILE + "nonsense: 1\n"
+    line = len(world.text.splitlines())
+    assert world.api.handle("POST", "/v1/reload", b"").status == 400
+    status = world.api.handle("GET", "/v1/status", b"").body
+    assert status["last_reload_error"].startswith(f"line {line}: nonsense: ")
+
+
+def test_a_switch_that_the_file_leaves_out_is_forgotten(world: World) -> None:
+    def status() -> Any:
+        return world.api.handle("GET", "/v1/status", b"").body
+
+    name = "0000000000000001"
+    world.text = FILE + "switches: [2]\n"
+    assert world.api.handle("POST", "/v1/reload", b"").status == 200
+    assert (status()["switches"], status()["ignored_switches"]) == ({}, [name])
+    # And taken on again.
+    world.text = FILE
+    assert world.api.handle("POST", "/v1/reload", b"").status == 200
+    world.switch.connect(world.service)
+    world.switch.run()
+    assert (list(status()["switches"]), status()["ignored_switches"]) == ([name], [])
+    # One that is gone is remembered, until the file leaves it out.
+    assert world.switch.sync is not None
+    world.service.disconnect(world.switch.sync)
+    assert status()["switches"][name]["connected"] is False
+    world.text = FILE + "switches: [2]\n"
+    assert world.api.handle("POST", "/v1/reload", b"").status == 200
+    assert status()["switches"] == {}
 
 
 BAD = [

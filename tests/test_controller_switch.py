@@ -502,7 +502,7 @@ def test_a_switch_that_refuses_is_told(br0: Switch, controller: Start) -> None:
     errors = running.get("/v1/status")["switches"]["0000000000000001"]["errors"]
     assert [(item["about"], item["error"]) for item in errors] == [(what, why)]
     done = ctl(running, "status")
-    assert f"{what}: {why}" in done.stdout
+    assert re.search(rf"^\S+: \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d: {what}: {why}$", done.stdout, re.M)
     # And then it is repaired, with the new rate.
     running.in_sync(1)
     assert br0.meters("br0") == {**wanted(), a: 5_000}

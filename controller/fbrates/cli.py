@@ -16,6 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 PROGRAM = "flowbundler-ctl"
@@ -278,7 +279,9 @@ def status(options: argparse.Namespace) -> int:
         print(table(header, rows) if rows else "no switch is connected")
         for name, switch in answer["switches"].items():
             for error in switch["errors"]:
-                print(f"{name}: {error['about']}: {error['error']}")
+                when = datetime.fromtimestamp(error["time"]).isoformat(" ", "seconds")
+                times = f" ({error['count']} times)" if error["count"] > 1 else ""
+                print(f"{name}: {when}: {error['about']}: {error['error']}{times}")
         if answer["last_reload_error"]:
             print(f"last reload refused: {answer['last_reload_error']}")
     return 0 if answer["in_sync"] else 1

@@ -314,7 +314,7 @@ def parse_network(value: object) -> Network:
 
 def parse_switches(value: object) -> frozenset[int] | None:
     """Give the datapath ids, or None for all switches."""
-    if value == "any" or value == {"any": True}:
+    if value == "any":
         return None
     if not isinstance(value, list) or not value:
         raise units.UnitError("not a list of datapath ids", SWITCHES_ALLOWED)

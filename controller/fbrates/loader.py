@@ -38,10 +38,14 @@ class Problem:
     line: int | None = None
 
     def text(self, filename: str | None = None) -> str:
-        """One line: ``FILE:LINE: field: value: message; allowed: ...``."""
-        where = ""
+        """One line: ``FILE:LINE: field: value: message; allowed: ...``.
+
+        Without the file's name, ``line LINE: field: ...``.
+        """
         if filename is not None:
             where = f"{filename}:{self.line}: " if self.line is not None else f"{filename}: "
+        else:
+            where = f"line {self.line}: " if self.line is not None else ""
         value = "" if self.value is None else f"{shorten(self.value)}: "
         allowed = "" if self.allowed is None else f"; allowed: {self.allowed}"
         name = f"{self.field}: " if self.field else ""

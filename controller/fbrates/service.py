@@ -111,6 +111,7 @@ class Service:
             self.ignored_switches.add(datapath_id)
             self._log.info("switch %016x: not in 'switches', left alone", datapath_id)
             return None
+        self.ignored_switches.discard(datapath_id)
         previous = self.switches.get(datapath_id)
         if previous is not None:
             previous.disconnect()
@@ -239,7 +240,7 @@ class Service:
             if meter is not None and old is not None:
                 has_it = switch.set_meter(meter, waiter)
             else:
-                switch.replan(waiter)
+                switch.replan(waiter, number)
                 has_it = switch.has_owner(number)
             if has_it:
                 change.waiters[switch.name] = waiter
@@ -335,6 +336,8 @@ class Service:
         new = self._settings()
         self.reloads += 1
         self.last_reload_error = None
+        for datapath_id in [number for number in self._errors if not config.selects(number)]:
+            del self._errors[datapath_id]
         for switch in list(self.switches.values()):
             if not config.selects(switch.datapath_id):
                 self._log.warning("switch %s: no longer in 'switches', left as it is", switch.name)

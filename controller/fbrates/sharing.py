@@ -163,7 +163,6 @@ class PortSharing:
         self.name = name
         self.capacity = 0
         self.members: dict[str, Member] = {}
-        self.divisions = 0
         self._states: dict[str, _State] = {}
         self._backlog = 0.0  # kbit that wait at the port, by our reckoning
         self._time = 0.0  # s, by the switch's clock, since the first sample
@@ -263,7 +262,6 @@ class PortSharing:
 
     def divide(self, now: float) -> dict[str, int]:
         """Divide by what is known; gives the rates to change, in kbit/s."""
-        self.divisions += 1
         claims = []
         for key, member in self.members.items():
             state = self._states[key]

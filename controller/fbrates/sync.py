@@ -22,7 +22,8 @@ Contract:
 - Messages are obeyed in the order sent; a barrier is sent after each group of
   changes, and at most one barrier of ours is under way at a time.
 - A `Waiter` is completed exactly once: when the switch confirms everything sent
-  before it, or when the connection ends.
+  before it, or when the connection ends.  After an error, what is believed of the VM or
+  destination that it was about is in doubt: who changes that waits for the next audit.
 - Changes of a plan's flows wait while an audit is under way (its answer could
   otherwise be older than the change); rates of existing meters do not wait.
 """
@@ -46,7 +47,10 @@ REPLY_TIMEOUT = 10.0
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds to wait before auditing again after errors, one after the other."""
 
-REMEMBERED_MESSAGES = 4096
+BARRIER_EVERY = 4096
+"""Messages after which a barrier is sent though nobody waits for one: they are remembered
+until it is answered, since any of them may be refused until then."""
+
 REMEMBERED_ERRORS = 20
 
 
@@ -123,6 +127,16 @@ class SwitchError:
         }
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """What a message was about, in case it is refused."""
+
+    about: str
+    waiters: tuple[Waiter, ...] = ()
+    owner: int | None = None
+    """The number of the VM or destination that it changed, 0 for what is nobody's."""
+
+
 @dataclass
 class _Trial:
     add_xid: int
@@ -140,6 +154,8 @@ class _Audit:
     flows: dict[FlowKey, Flow] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     """Meters changed since the switch was asked: the answer is older than that."""
+    doubtful: set[int] = field(default_factory=set)
+    """Owners of what was refused since then."""
     meters_done: bool = False
     flows_done: bool = False
 
@@ -198,12 +214,15 @@ class SwitchSync:
         self._trial: _Trial | None = None
         self._audit: _Audit | None = None
         self._audited_at: float | None = None
-        self._sent: OrderedDict[int, tuple[str, Waiter | None]] = OrderedDict()
+        self._sent: OrderedDict[int, _Sent] = OrderedDict()
+        self._doubtful: set[int] = set()
+        """Owners of what was refused: `meters` and `flows` may be wrong about them."""
         self._barrier: int | None = None
         self._barrier_sent = 0.0
         self._barrier_waiters: list[Waiter] = []
         self._next_waiters: list[Waiter] = []
         self._held_waiters: list[Waiter] = []
+        self._audit_waiters: list[Waiter] = []
         self._next_barrier_wanted = False
         self._settling = False
         self._told: set[tuple[str, str]] = set()
@@ -226,8 +245,10 @@ class SwitchSync:
     def disconnect(self) -> None:
         """End: nothing that is under way will be answered."""
         self.connected = self.in_sync = False
-        waiters = self._barrier_waiters + self._next_waiters + self._held_waiters
-        self._barrier_waiters, self._next_waiters, self._held_waiters = [], [], []
+        waiters = self._barrier_waiters + self._next_waiters
+        waiters += self._held_waiters + self._audit_waiters
+        self._barrier_waiters, self._next_waiters = [], []
+        self._held_waiters, self._audit_waiters = [], []
         for waiter in waiters:
             waiter.errors.append("the switch disconnected")
             waiter.complete(False)
@@ -295,6 +316,10 @@ class SwitchSync:
 
     def barrier_reply(self, xid: int) -> None:
         """Take the answer to a Barrier."""
+        if xid in self._sent:
+            # Nothing that was sent before it can be refused any more.
+            while self._sent.popitem(last=False)[0] != xid:
+                pass
         if self._trial is not None and xid == self._trial.barrier_xid:
             error, self._trial = self._trial.error, None
             self._know_shape(error is None, error)
@@ -330,10 +355,11 @@ class SwitchSync:
         if self._trial is not None and xid == self._trial.add_xid:
             self._trial.error = error
             return
-        about, waiter = self._sent.get(xid, ("a message of another application", None))
-        if xid not in self._sent:
-            self._log.debug("switch %s: %s: %s", self.name, about, error)
+        sent = self._sent.get(xid)
+        if sent is None:
+            self._log.debug("switch %s: a message of another application: %s", self.name, error)
             return
+        about = sent.about
         now = self._wall_clock()
         same = [item for item in self.errors if (item.about, item.error) == (about, error)]
         if same:
@@ -346,18 +372,24 @@ class SwitchSync:
             # fill the log.
             self._told.add((about, error))
             self._log.error("switch %s: %s: %s", self.name, about, error)
-        if waiter is not None:
+        for waiter in sent.waiters:
             waiter.errors.append(f"{about}: {error}")
+        if sent.owner is not None:
+            self._doubtful.add(sent.owner)
+            if self._audit is not None:
+                # The answers that are on their way may be older than this message.
+                self._audit.doubtful.add(sent.owner)
         self.in_sync = False
         self._failed_since_barrier = True
         self._schedule_retry()
 
     # What the controller wants.
 
-    def replan(self, waiter: Waiter | None = None) -> None:
-        """Bring the switch to a changed configuration or changed ports."""
+    def replan(self, waiter: Waiter | None = None, owner: int | None = None) -> None:
+        """Bring the switch to a changed configuration, of `owner`, or changed ports."""
         if waiter is not None:
-            self._held_waiters.append(waiter)
+            waiters = self._audit_waiters if owner in self._doubtful else self._held_waiters
+            waiters.append(waiter)
         if self._ready:
             self.plan = self._plan()
             self._reconcile()
@@ -374,11 +406,10 @@ class SwitchSync:
             self.plan.meters[meter.id] = meter
         if meter.id in self.meters:
             if self.meters[meter.id] != meter:
-                self._change(MeterMod(planning.MODIFY, meter), waiter)
+                self._change(MeterMod(planning.MODIFY, meter), (waiter,))
                 if self._audit is not None:
                     self._audit.changed.add(meter.id)
-            self._next_waiters.append(waiter)
-            self._want_barrier()
+            self._confirm(waiter, {meter.id})
         else:
             self._held_waiters.append(waiter)
         return True
@@ -388,22 +419,23 @@ class SwitchSync:
 
         Without a `waiter` no confirmation is asked for; errors are noted as ever.
         """
+        changed = set()
         for meter in meters:
             if meter.id not in self.plan.meters:
                 continue
+            changed.add(meter.id)
             self.plan.meters[meter.id] = meter
             if self.meters.get(meter.id, meter) != meter:
-                self._change(MeterMod(planning.MODIFY, meter), waiter)
+                self._change(MeterMod(planning.MODIFY, meter), (waiter,) if waiter else ())
                 if self._audit is not None:
                     self._audit.changed.add(meter.id)
         if waiter is not None:
-            self._next_waiters.append(waiter)
-            self._want_barrier()
+            self._confirm(waiter, changed)
 
     def request_stats(self, meter: int | None = None) -> int:
         """Ask what a meter has counted, or all have; gives the transaction id."""
         xid = self._send(MeterStatsRequest(meter))
-        self._note(xid, "asking for meters' counters", None)
+        self._note(xid, "asking for meters' counters")
         return xid
 
     def has_owner(self, number: int) -> bool:
@@ -418,8 +450,8 @@ class SwitchSync:
         self._retry_at = None
         meters_xid = self._send(MetersRequest())
         flows_xid = self._send(FlowsRequest())
-        self._note(meters_xid, "asking for meters", None)
-        self._note(flows_xid, "asking for flows", None)
+        self._note(meters_xid, "asking for meters")
+        self._note(flows_xid, "asking for flows")
         self._audit = _Audit(meters_xid, flows_xid, self._clock())
 
     def tick(self) -> None:
@@ -479,7 +511,7 @@ class SwitchSync:
         after = self._send(Trial(planning.DELETE, meter))
         barrier = self._send(Barrier())
         for xid in (before, add, after, barrier):
-            self._note(xid, "trying the shape band", None)
+            self._note(xid, "trying the shape band")
         self._trial = _Trial(add, barrier, self._clock())
 
     def _know_shape(self, shapes: bool, reason: str | None) -> None:
@@ -510,6 +542,10 @@ class SwitchSync:
         for number in audit.changed & audit.meters.keys():
             audit.meters[number] = self.meters[number]
         self.meters, self.flows = audit.meters, audit.flows
+        self._doubtful = audit.doubtful
+        if not self._doubtful:
+            self._held_waiters += self._audit_waiters
+            self._audit_waiters = []
         if self._adopt is not None and self.audits == 1:
             self._adopt(self.meters)
             self.plan = self._plan()
@@ -527,11 +563,23 @@ class SwitchSync:
                 self.name,
                 sum(not isinstance(change, Barrier) for change in changes),
             )
+        deleted = [
+            str(change.meter.id)
+            for change in changes
+            if isinstance(change, MeterMod) and change.command == planning.DELETE
+        ]
+        if deleted and found:
+            self._log.info(
+                "switch %s: deleting meters that are not in the file: %s%s",
+                self.name,
+                ", ".join(deleted[:10]),
+                "" if len(deleted) <= 10 else f" and {len(deleted) - 10} more",
+            )
         for change in changes:
             if isinstance(change, Barrier):
-                self._note(self._send(change), "barrier", None)
+                self._note(self._send(change), "barrier")
             else:
-                self._change(change, self._group_waiter())
+                self._change(change, (*self._held_waiters, *self._audit_waiters))
         if self._held_waiters:
             self._next_waiters += self._held_waiters
             self._held_waiters = []
@@ -541,15 +589,24 @@ class SwitchSync:
             self._settling = True
             self._want_barrier()
 
-    def _change(self, change: Change, waiter: Waiter | None) -> None:
+    def _change(self, change: MeterMod | FlowMod, waiters: tuple[Waiter, ...]) -> None:
         what = self._describe(change)
-        self._note(self._send(change), what, waiter)
+        owner = (
+            change.meter.id
+            if isinstance(change, MeterMod)
+            else change.flow.cookie & ~planning.COOKIE_MASK
+        )
+        self._note(self._send(change), what, waiters, owner)
         planning.apply([change], self.meters, self.flows)
         self._log.debug("switch %s: %s", self.name, what)
 
-    def _group_waiter(self) -> Waiter | None:
-        """Give the one who is to hear of an error: whoever waits for this group."""
-        return self._held_waiters[-1] if self._held_waiters else None
+    def _confirm(self, waiter: Waiter, owners: set[int]) -> None:
+        """Tell `waiter` when what was sent so far of these is known to be done."""
+        if owners & self._doubtful:
+            self._audit_waiters.append(waiter)
+        else:
+            self._next_waiters.append(waiter)
+            self._want_barrier()
 
     def _describe(self, change: Change) -> str:
         match change:
@@ -567,10 +624,12 @@ class SwitchSync:
                 return f"{command} flow{of} in table {flow.key.table}: {match_text}"
         return "barrier"
 
-    def _note(self, xid: int, what: str, waiter: Waiter | None) -> None:
-        self._sent[xid] = (what, waiter)
-        while len(self._sent) > REMEMBERED_MESSAGES:
-            self._sent.popitem(last=False)
+    def _note(
+        self, xid: int, what: str, waiters: tuple[Waiter, ...] = (), owner: int | None = None
+    ) -> None:
+        self._sent[xid] = _Sent(what, waiters, owner)
+        if len(self._sent) > BARRIER_EVERY and self._barrier is None:
+            self._send_barrier()
 
     def _want_barrier(self) -> None:
         self._next_barrier_wanted = True
@@ -583,7 +642,7 @@ class SwitchSync:
         self._next_waiters = []
         self._barrier = self._send(Barrier())
         self._barrier_sent = self._clock()
-        self._note(self._barrier, "barrier", None)
+        self._note(self._barrier, "barrier")
 
     def _schedule_retry(self) -> None:
         if self._retry_at is None:
