@@ -46,8 +46,9 @@ late_find(const struct edt_finder *finder, uint32_t id, bool late,
  * then no time is consumed, and that meter has counted the packet as dropped,
  * unless 'turn' is tentative.
  *
- * If none of the meters exists any more, what still waits goes on at the rate
- * it had: a meter that is deleted does not set free a burst.
+ * If none of the meters is fair any more, each FIFO goes on at the rate they
+ * had: what still waits leaves at up to as many times the rate as there are
+ * FIFOs, but not as a burst.
  *
  * Thread-safe. */
 bool

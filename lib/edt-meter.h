@@ -154,8 +154,9 @@ struct edt_amount {
     uint32_t packets;
 };
 
-/* Identity of no thread. */
-#define EDT_NO_THREAD UINT32_MAX
+/* Identity of no thread.  (UINT32_MAX is that of threads that poll nothing,
+ * NON_PMD_CORE_ID.) */
+#define EDT_NO_THREAD (UINT32_MAX - 1)
 
 /* What has passed a meter. */
 struct edt_counts {

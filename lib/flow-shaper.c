@@ -1794,7 +1794,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
         class->unstamped_bytes -= bytes;
     }
     if (OVS_UNLIKELY(late_ns > s->config->ecn_threshold_ns
-                     || (q->key.late
+                     || (q->key.late && d->now_ns > head->edt_ns
                          && d->now_ns - head->edt_ns > q->ecn_threshold_ns))) {
         mark_late(s, packet);
     }
@@ -2029,8 +2029,12 @@ release_all(struct flow_shaper *s, uint64_t now_ns)
 /* Takes packets that are due at 'now_ns' from 's' and puts them into 'batch',
  * an initialized one of which it forgets the contents: at most
  * NETDEV_MAX_BURST, all with the same kind of buffer.  The caller owns them.
- * Returns how many they are; there may be more until it returns 0.  A caller
- * that has sent all it wants to send says so with flow_shaper_end_drain(). */
+ * Returns how many have left: they, and some that it has dropped since they
+ * had waited for too long.  There may be more until it returns 0.  A caller
+ * that has sent all it wants to send says so with flow_shaper_end_drain().
+ *
+ * What comes faster than the port's rate is dropped only here.  So a caller
+ * that leaves off before it returns 0 must have had more leave than came. */
 size_t
 flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
                   uint64_t now_ns)
@@ -2042,7 +2046,6 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
     dp_packet_batch_refill_init(batch);
     batch->trunc = false;
     if (!s->n_held) {
-        s->port_backlogged = false;
         return 0;
     }
 
@@ -2101,13 +2104,16 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         counter_add(&s->counters[SHAPER_SENT], dp_packet_batch_size(batch));
         counter_add(&s->counters[SHAPER_SENT_BYTES], d.bytes);
     }
-    return dp_packet_batch_size(batch);
+    return dp_packet_batch_size(batch) + d.n_expired;
 }
 
 /* Ends a drain of 's' that has sent 'n_sent' packets in all. */
 void
 flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
 {
+    if (!s->n_held) {
+        s->port_backlogged = false;
+    }
     if (n_sent) {
         unsigned int bin = histogram_bin(n_sent, SHAPER_BATCH_BINS);
 

@@ -31,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dpdk.h"
 #include "dp-packet.h"
 #include "fb-test.h"
 #include "netlink.h"
@@ -1893,6 +1894,24 @@ test_threads_windows(void)
     free(aux);
 }
 
+/* Any thread can own a meter's counts, one that polls nothing, too. */
+static void
+test_owner(void)
+{
+    uint64_t packets, bytes;
+    struct edt_meter meter;
+
+    edt_meter_init(&meter, NULL);
+    edt_meter_count(&meter, NON_PMD_CORE_ID, 1, 100);
+    CHECK(!edt_meter_own__(&meter, 5), "counted without owning the meter");
+    edt_meter_count(&meter, 5, 2, 200);
+    edt_meter_count(&meter, NON_PMD_CORE_ID, 1, 100);
+    edt_meter_get_counts(&meter, &packets, &bytes);
+    CHECK(packets == 4 && bytes == 400,
+          "%"PRIu64" packets, %"PRIu64" bytes", packets, bytes);
+    edt_meter_destroy(&meter);
+}
+
 static const struct test tests[] = {
     { "params", test_params },
     { "rate", test_rate },
@@ -1914,6 +1933,7 @@ static const struct test tests[] = {
     { "wrap", test_wrap },
     { "created-late", test_created_late },
     { "pace", test_pace },
+    { "owner", test_owner },
     { "threads", test_threads },
     { "threads-windows", test_threads_windows },
 };

@@ -792,11 +792,13 @@ world_drain(struct world *w, size_t max)
         size_t n = flow_shaper_drain(w->s, &batch, w->now_ns);
         struct dp_packet *packet;
 
-        CHECK(n == dp_packet_batch_size(&batch) && n <= MAX_BATCH,
+        CHECK(n >= dp_packet_batch_size(&batch)
+              && dp_packet_batch_size(&batch) <= MAX_BATCH,
               "drain returns %"PRIuSIZE, n);
         if (!n) {
             break;
         }
+        n = dp_packet_batch_size(&batch);
         DP_PACKET_BATCH_FOR_EACH (i, packet, &batch) {
             world_sent(w, packet);
         }
@@ -1840,8 +1842,8 @@ test_garbage(void)
         dp_packet_delete_batch(&batch, true);
 
         w.now_ns += choose(100000);
-        while ((n = flow_shaper_drain(w.s, &batch, w.now_ns)) > 0) {
-            n_out += n;
+        while (flow_shaper_drain(w.s, &batch, w.now_ns) > 0) {
+            n_out += dp_packet_batch_size(&batch);
             dp_packet_delete_batch(&batch, true);
         }
         flow_shaper_end_drain(w.s, n, w.now_ns);
@@ -2137,7 +2139,8 @@ test_idle_pace(void)
             CHECK(drain_bytes(&w) <= MTU, "burst of more than an MTU");
             while (flow_shaper_backlog(w.s)) {
                 w.now_ns += choose(60000);
-                world_drain(&w, 0);
+                /* It may be done without having found nothing more. */
+                world_drain(&w, choose(2) * MAX_BATCH);
             }
             w.now_ns += choose(20 * MS) + 2000;
         }
@@ -2233,6 +2236,62 @@ test_expired(void)
         CHECK(records[n_records - 1].fate == FATE_SENT, "last packet is lost");
         world_destroy(&w);
     }
+}
+
+/* However much more comes than the port may send, and waits until it has
+ * expired, the port sends at its rate. */
+static void
+test_overload(void)
+{
+    const size_t n_offered = 16 * MAX_BATCH;
+    const uint64_t poll_ns = 100000;
+    struct options o = OPTIONS_DEFAULT;
+    uint64_t end_ns, sent_bytes = 0;
+    struct world w;
+
+    o.port_rate_bps = 100000000;
+    o.max_delay_ns = 1 * MS;
+    o.max_backlog = 1 << 16;
+    world_init(&w, &o);
+    end_ns = w.now_ns + 100 * MS;
+    while (w.now_ns < end_ns) {
+        struct dp_packet_batch batch;
+        size_t n, n_left = 0;
+
+        for (size_t i = 0; i < n_offered; i += MAX_BATCH) {
+            struct shaper_source sources[MAX_BATCH];
+
+            dp_packet_batch_init(&batch);
+            for (size_t j = 0; j < MAX_BATCH; j++) {
+                struct dp_packet *packet = dp_packet_new(64);
+
+                memset(dp_packet_put_uninit(packet, 64), 0, 64);
+                pkt_metadata_init(&packet->md, ODPP_NONE);
+                packet->md.edt.edt_ns = w.now_ns;
+                packet->md.edt.gap_ns = 1000;
+                packet->md.edt.late = 0;
+                packet->md.edt.first_meter = packet->md.edt.last_meter = j % 3;
+                sources[j] = test_source(1);
+                dp_packet_batch_add(&batch, packet);
+            }
+            flow_shaper_enqueue(w.s, &batch, sources, w.now_ns);
+            CHECK(dp_packet_batch_is_empty(&batch), "packets pass");
+        }
+        w.now_ns += poll_ns;
+        while (n_left < 2 * n_offered
+               && (n = flow_shaper_drain(w.s, &batch, w.now_ns))) {
+            n_left += n;
+            if (end_ns - w.now_ns < 50 * MS) {
+                sent_bytes += dp_packet_batch_size(&batch) * 64;
+            }
+            dp_packet_delete_batch(&batch, true);
+        }
+        flow_shaper_end_drain(w.s, 0, w.now_ns);
+    }
+    /* Of 50 ms.  What it may catch up on after late polls does not count. */
+    CHECK(sent_bytes > 600000 && sent_bytes < 650000,
+          "%"PRIu64" bytes sent rather than 625000", sent_bytes);
+    world_destroy(&w);
 }
 
 /* Packets that wait for a rate for longer than the threshold are marked, at
@@ -2616,6 +2675,7 @@ static const struct test tests[] = {
     { "idle-pace", test_idle_pace },
     { "unstamped", test_unstamped },
     { "expired", test_expired },
+    { "overload", test_overload },
     { "ecn", test_ecn },
     { "random-paced", test_random_paced },
     { "change-rate", test_change_rate },
