@@ -46,7 +46,7 @@ late_find(const struct edt_finder *finder, uint32_t id, bool late,
  * then no time is consumed, and that meter has counted the packet as dropped,
  * unless 'turn' is tentative.
  *
- * If none of the meters is fair any more, each FIFO goes on at the rate they
+ * If none of the meters shapes any more, each FIFO goes on at the rate they
  * had: what still waits leaves at up to as many times the rate as there are
  * FIFOs, but not as a burst.
  *
