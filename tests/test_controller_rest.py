@@ -222,6 +222,31 @@ def test_who_waits_for_an_audit_is_told_when_the_switch_goes(world: World) -> No
     assert "the switch disconnected" in waiter.errors
 
 
+def test_all_who_ask_for_the_same_hear_of_its_error(world: World) -> None:
+    world.switch.meters.clear()
+    vm = world.service.vm("red", "a")
+    # The second finds that what it wants has been sent, but not what came of it.
+    changes = [world.service.set_rate(vm, 5_000_000) for _ in range(2)]
+    world.switch.run()
+    for change in changes:
+        (waiter,) = change.waiters.values()
+        assert waiter.event.wait(0)
+        assert not waiter.applied
+        assert any("UNKNOWN_METER" in error for error in waiter.errors)
+
+
+def test_nothing_is_in_sync_while_something_is_in_doubt(world: World) -> None:
+    world.switch.meters.clear()
+    assert world.put(f"{VM}/rate", {"rate": "5Mbps"}).status == 202
+    assert world.api.handle("POST", "/v1/reload", b"").status == 200
+    world.switch.run()
+    sync = world.switch.sync
+    assert sync is not None
+    assert not sync.in_sync
+    audit_after_errors(world)
+    assert sync.in_sync
+
+
 def audit_after_errors(world: World) -> None:
     """Let the time pass after which a switch that refused something is asked again."""
     world.now += max(RETRY_DELAYS)

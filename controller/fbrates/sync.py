@@ -99,6 +99,8 @@ class Waiter:
 
     def __init__(self, event: Event) -> None:
         self.event = event
+        self.owners: set[int] = set()
+        """The numbers of what is waited for: errors about others are not told."""
         self.applied = False
         self.errors: list[str] = []
 
@@ -132,7 +134,6 @@ class _Sent:
     """What a message was about, in case it is refused."""
 
     about: str
-    waiters: tuple[Waiter, ...] = ()
     owner: int | None = None
     """The number of the VM or destination that it changed, 0 for what is nobody's."""
 
@@ -245,8 +246,7 @@ class SwitchSync:
     def disconnect(self) -> None:
         """End: nothing that is under way will be answered."""
         self.connected = self.in_sync = False
-        waiters = self._barrier_waiters + self._next_waiters
-        waiters += self._held_waiters + self._audit_waiters
+        waiters = self._waiters()
         self._barrier_waiters, self._next_waiters = [], []
         self._held_waiters, self._audit_waiters = [], []
         for waiter in waiters:
@@ -333,7 +333,7 @@ class SwitchSync:
             self._send_barrier()
         elif self._settling:
             self._settling = False
-            if not self._failed_since_barrier:
+            if not self._failed_since_barrier and not self._doubtful:
                 if not self.in_sync:
                     self._log.info(
                         "switch %s: in sync, %d meters, %d flows",
@@ -372,9 +372,11 @@ class SwitchSync:
             # fill the log.
             self._told.add((about, error))
             self._log.error("switch %s: %s: %s", self.name, about, error)
-        for waiter in sent.waiters:
-            waiter.errors.append(f"{about}: {error}")
         if sent.owner is not None:
+            # Also who came later and found that what he wants had been sent already.
+            for waiter in self._waiters():
+                if sent.owner in waiter.owners:
+                    waiter.errors.append(f"{about}: {error}")
             self._doubtful.add(sent.owner)
             if self._audit is not None:
                 # The answers that are on their way may be older than this message.
@@ -388,8 +390,8 @@ class SwitchSync:
     def replan(self, waiter: Waiter | None = None, owner: int | None = None) -> None:
         """Bring the switch to a changed configuration, of `owner`, or changed ports."""
         if waiter is not None:
-            waiters = self._audit_waiters if owner in self._doubtful else self._held_waiters
-            waiters.append(waiter)
+            waiter.owners = set() if owner is None else {owner}
+            self._waiters_for(waiter, self._held_waiters).append(waiter)
         if self._ready:
             self.plan = self._plan()
             self._reconcile()
@@ -404,14 +406,11 @@ class SwitchSync:
             return False
         if meter.id in self.plan.meters:
             self.plan.meters[meter.id] = meter
-        if meter.id in self.meters:
-            if self.meters[meter.id] != meter:
-                self._change(MeterMod(planning.MODIFY, meter), (waiter,))
-                if self._audit is not None:
-                    self._audit.changed.add(meter.id)
-            self._confirm(waiter, {meter.id})
-        else:
-            self._held_waiters.append(waiter)
+        if self.meters.get(meter.id, meter) != meter:
+            self._change(MeterMod(planning.MODIFY, meter))
+            if self._audit is not None:
+                self._audit.changed.add(meter.id)
+        self._confirm(waiter, {meter.id})
         return True
 
     def set_meters(self, meters: Iterable[Meter], waiter: Waiter | None = None) -> None:
@@ -426,7 +425,7 @@ class SwitchSync:
             changed.add(meter.id)
             self.plan.meters[meter.id] = meter
             if self.meters.get(meter.id, meter) != meter:
-                self._change(MeterMod(planning.MODIFY, meter), (waiter,) if waiter else ())
+                self._change(MeterMod(planning.MODIFY, meter))
                 if self._audit is not None:
                     self._audit.changed.add(meter.id)
         if waiter is not None:
@@ -543,9 +542,8 @@ class SwitchSync:
             audit.meters[number] = self.meters[number]
         self.meters, self.flows = audit.meters, audit.flows
         self._doubtful = audit.doubtful
-        if not self._doubtful:
-            self._held_waiters += self._audit_waiters
-            self._audit_waiters = []
+        self._held_waiters += self._audit_waiters
+        self._audit_waiters = []
         if self._adopt is not None and self.audits == 1:
             self._adopt(self.meters)
             self.plan = self._plan()
@@ -570,7 +568,7 @@ class SwitchSync:
         ]
         if deleted and found:
             self._log.info(
-                "switch %s: deleting meters that are not in the file: %s%s",
+                "switch %s: deleting meters that are not wanted: %s%s",
                 self.name,
                 ", ".join(deleted[:10]),
                 "" if len(deleted) <= 10 else f" and {len(deleted) - 10} more",
@@ -579,7 +577,7 @@ class SwitchSync:
             if isinstance(change, Barrier):
                 self._note(self._send(change), "barrier")
             else:
-                self._change(change, (*self._held_waiters, *self._audit_waiters))
+                self._change(change)
         if self._held_waiters:
             self._next_waiters += self._held_waiters
             self._held_waiters = []
@@ -589,24 +587,38 @@ class SwitchSync:
             self._settling = True
             self._want_barrier()
 
-    def _change(self, change: MeterMod | FlowMod, waiters: tuple[Waiter, ...]) -> None:
+    def _change(self, change: MeterMod | FlowMod) -> None:
         what = self._describe(change)
         owner = (
             change.meter.id
             if isinstance(change, MeterMod)
             else change.flow.cookie & ~planning.COOKIE_MASK
         )
-        self._note(self._send(change), what, waiters, owner)
+        self._note(self._send(change), what, owner)
         planning.apply([change], self.meters, self.flows)
         self._log.debug("switch %s: %s", self.name, what)
 
     def _confirm(self, waiter: Waiter, owners: set[int]) -> None:
-        """Tell `waiter` when what was sent so far of these is known to be done."""
-        if owners & self._doubtful:
-            self._audit_waiters.append(waiter)
-        else:
-            self._next_waiters.append(waiter)
+        """Tell `waiter` when what is wanted of these meters is known to be done."""
+        waiter.owners = owners
+        if owners <= self.meters.keys():
+            self._waiters_for(waiter, self._next_waiters).append(waiter)
             self._want_barrier()
+        else:
+            # Some are only about to be added.
+            self._held_waiters.append(waiter)
+
+    def _waiters_for(self, waiter: Waiter, usual: list[Waiter]) -> list[Waiter]:
+        """Give the list that `waiter` belongs in: who is in doubt waits for an audit."""
+        return self._audit_waiters if waiter.owners & self._doubtful else usual
+
+    def _waiters(self) -> list[Waiter]:
+        return [
+            *self._barrier_waiters,
+            *self._next_waiters,
+            *self._held_waiters,
+            *self._audit_waiters,
+        ]
 
     def _describe(self, change: Change) -> str:
         match change:
@@ -624,10 +636,8 @@ class SwitchSync:
                 return f"{command} flow{of} in table {flow.key.table}: {match_text}"
         return "barrier"
 
-    def _note(
-        self, xid: int, what: str, waiters: tuple[Waiter, ...] = (), owner: int | None = None
-    ) -> None:
-        self._sent[xid] = _Sent(what, waiters, owner)
+    def _note(self, xid: int, what: str, owner: int | None = None) -> None:
+        self._sent[xid] = _Sent(what, owner)
         if len(self._sent) > BARRIER_EVERY and self._barrier is None:
             self._send_barrier()
 
