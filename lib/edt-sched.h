@@ -114,7 +114,7 @@ struct edt_sched_config {
         .horizon_ns = UINT64_C(10000000000),        \
     })
 
-/* A scheduler: the first member of what a class creates. */
+/* A scheduler: a member of what a class creates. */
 struct edt_sched {
     const struct edt_sched_class *class;
 };

@@ -263,6 +263,7 @@ struct flow_shaper {
 
     /* Written for each batch. */
     uint32_t n_held;                /* Packets. */
+    uint32_t n_kept;                /* Of them, after the last drain. */
     uint32_t n_unstamped;           /* Of them, without an EDT. */
     uint64_t held_bytes;
     uint32_t n_flows;
@@ -2034,7 +2035,8 @@ release_all(struct flow_shaper *s, uint64_t now_ns)
  * that has sent all it wants to send says so with flow_shaper_end_drain().
  *
  * What comes faster than the port's rate is dropped only here.  So a caller
- * that leaves off before it returns 0 must have had more leave than came. */
+ * that leaves off before it returns 0 must have had more leave than
+ * flow_shaper_n_new(). */
 size_t
 flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
                   uint64_t now_ns)
@@ -2111,6 +2113,7 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
 void
 flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
 {
+    s->n_kept = s->n_held;
     if (!s->n_held) {
         s->port_backlogged = false;
     }
@@ -2170,6 +2173,14 @@ size_t
 flow_shaper_backlog(const struct flow_shaper *s)
 {
     return s->n_held;
+}
+
+/* Returns the number of packets by which 's' holds more than at the last
+ * flow_shaper_end_drain(), or 0. */
+size_t
+flow_shaper_n_new(const struct flow_shaper *s)
+{
+    return s->n_held > s->n_kept ? s->n_held - s->n_kept : 0;
 }
 
 /* Makes 's' stop shaping at 'now_ns': it holds only those packets that must

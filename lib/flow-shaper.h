@@ -197,6 +197,7 @@ uint32_t flow_shaper_enqueue(struct flow_shaper *, struct dp_packet_batch *,
                              uint64_t now_ns);
 void flow_shaper_put(struct flow_shaper *, struct dp_packet *,
                      struct shaper_source source, uint64_t now_ns);
+size_t flow_shaper_n_new(const struct flow_shaper *);
 size_t flow_shaper_drain(struct flow_shaper *, struct dp_packet_batch *,
                          uint64_t now_ns);
 void flow_shaper_end_drain(struct flow_shaper *, size_t n_sent,

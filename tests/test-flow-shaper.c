@@ -1846,7 +1846,7 @@ test_garbage(void)
             n_out += dp_packet_batch_size(&batch);
             dp_packet_delete_batch(&batch, true);
         }
-        flow_shaper_end_drain(w.s, n, w.now_ns);
+        flow_shaper_end_drain(w.s, 0, w.now_ns);
     }
 
     struct shaper_stats stats;
@@ -2256,7 +2256,7 @@ test_overload(void)
     end_ns = w.now_ns + 100 * MS;
     while (w.now_ns < end_ns) {
         struct dp_packet_batch batch;
-        size_t n, n_left = 0;
+        size_t n, n_max, n_left = 0;
 
         for (size_t i = 0; i < n_offered; i += MAX_BATCH) {
             struct shaper_source sources[MAX_BATCH];
@@ -2277,8 +2277,10 @@ test_overload(void)
             flow_shaper_enqueue(w.s, &batch, sources, w.now_ns);
             CHECK(dp_packet_batch_is_empty(&batch), "packets pass");
         }
+        n_max = flow_shaper_n_new(w.s);
+        CHECK(n_max <= n_offered, "%"PRIuSIZE" packets are new", n_max);
         w.now_ns += poll_ns;
-        while (n_left < 2 * n_offered
+        while (n_left < 2 * n_max
                && (n = flow_shaper_drain(w.s, &batch, w.now_ns))) {
             n_left += n;
             if (end_ns - w.now_ns < 50 * MS) {

@@ -547,7 +547,8 @@ def test_files_that_are_refused(old: str, new: str, problem: str) -> None:
 
 def test_a_port_that_nobody_shares_is_refused() -> None:
     text = "ports: {up: {max-rate: 1Gbps}}\ntenants: {t: {vms: {a: {port: a, rate: 1Mbps}}}}"
-    assert problems(text) == ["line 1: ports.up: no VM shares this port; allowed: VMs that share it"]
+    told = "line 1: ports.up: no VM shares this port; allowed: VMs that share it"
+    assert problems(text) == [told]
 
 
 def test_defaults_of_those_that_share() -> None:
