@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from fbtest.netns import link_counters
+from fbtest.ovs import Ovs
 from fbtest.pcap import write_frames
 from fbtest.probe import Probe
 from fbtest.proc import wait_until
-from fbtest.testbed import Host, Testbed
+from fbtest.testbed import Host, Port, Testbed
 
 from benchmarks import openflow
 from benchmarks.frames import LARGE, Mix, address, frames
@@ -76,6 +77,44 @@ class Speed:
     cycles: float
 
 
+def pmd_threads(switch: Switch, count: int) -> list[int]:
+    """The switch's PMD threads, or none as long as they are not `count`."""
+    found = [int(task.name) for task in Path(f"/proc/{switch.pid}/task").iterdir()
+             if (task / "comm").read_text().startswith("pmd-")]
+    return found if len(found) == count else []
+
+
+def set_meters(ovs: Ovs, bridge: str, mix: Mix, rates_bps: Iterable[float], burst_frames: int,
+               *, there: bool) -> None:
+    """A meter for each destination, of the rates given, or changed to them if `there`.
+
+    Rates are in whole kbit/s, bursts in whole kbit.
+    """
+    burst = -(-burst_frames * max(mix.sizes) * 8 // 1000)
+    with openflow.Connection(ovs.env["OVS_RUNDIR"], bridge) as connection:
+        connection.set_meters(openflow.MODIFY if there else openflow.ADD,
+                              ((n + 1, round(bps / 1000)) for n, bps in enumerate(rates_bps)),
+                              burst)
+
+
+def flows(destinations: Iterable[int], out: Port, *, metered: bool) -> Iterator[str]:
+    """OpenFlow flows, one for each destination, to `out`, through its meter or not."""
+    for n in destinations:
+        meter = f"meter:{n + 1}," if metered else ""
+        yield f"ip,nw_dst={address(n)},actions={meter}output:{out.number}"
+
+
+def tx_packets(switch: Switch, ports: Collection[str]) -> int:
+    """Packets that the drivers of `ports` have sent together."""
+    total, counts = 0, False
+    for line in switch.ctl("dpctl/show", "-s", "netdev@ovs-netdev").splitlines():
+        if line.startswith("  port "):
+            counts = line.split()[2] in ports
+        elif counts and line.startswith("    TX packets:"):
+            total += int(line.split(":")[1].split()[0])
+    return total
+
+
 class Rig:
     """Traffic through a switch: a source, flows, meters and a port to send to.
 
@@ -107,7 +146,7 @@ class Rig:
             self._add_source("src", range(n_destinations))
             if others:
                 self._add_source("others", range(n_destinations, self.n))
-            self._pmd = wait_until(self._pmd_thread, "the PMD thread runs")
+            self._pmd, = wait_until(lambda: pmd_threads(switch, 1), "the PMD thread runs")
             os.setpriority(os.PRIO_PROCESS, self._pmd, -20)
         except BaseException:
             self._stack.close()
@@ -120,12 +159,6 @@ class Rig:
         self.switch.resume()
         self._stack.close()
 
-    def _pmd_thread(self) -> int:
-        for task in Path(f"/proc/{self.switch.pid}/task").iterdir():
-            if (task / "comm").read_text().startswith("pmd-"):
-                return int(task.name)
-        return 0
-
     def _add_source(self, name: str, destinations: range) -> None:
         capture = self.bed.dir / f"{name}.pcap"
         write_frames(capture, frames(destinations, self.mix, self.run))
@@ -135,23 +168,14 @@ class Rig:
     # Forwarding.
 
     def set_meters(self, rates_bps: Iterable[float], burst_frames: int = 0) -> None:
-        """A meter for each destination, of the rates given.
-
-        Meters that are there change in place.  Rates are in whole kbit/s, bursts
-        in whole kbit.
-        """
-        burst = -(-burst_frames * max(self.mix.sizes) * 8 // 1000)
-        command = openflow.MODIFY if self.has_meters else openflow.ADD
-        with openflow.Connection(self.ovs.env["OVS_RUNDIR"], self.bed.bridge) as connection:
-            connection.set_meters(command, ((n + 1, round(bps / 1000)) for n, bps
-                                            in enumerate(rates_bps)), burst)
+        """A meter for each destination, of the rates given; those there change in place."""
+        set_meters(self.ovs, self.bed.bridge, self.mix, rates_bps, burst_frames,
+                   there=self.has_meters)
         self.has_meters = True
 
     def forward(self, *, metered: bool) -> None:
         """One flow for each destination, through its meter or not."""
-        self.ovs.replace_flows(self.bed.bridge, (
-            f"ip,nw_dst={address(n)},actions={f'meter:{n + 1},' if metered else ''}"
-            f"output:{self.out.number}" for n in range(self.n)))
+        self.ovs.replace_flows(self.bed.bridge, flows(range(self.n), self.out, metered=metered))
 
     # Measurement.
 
@@ -169,13 +193,7 @@ class Rig:
         if self._host is not None:
             # The driver counts frames that the kernel did not take.
             return link_counters()[self._host.outer].tx_packets
-        lines = iter(self.switch.ctl("dpctl/show", "-s", "netdev@ovs-netdev").splitlines())
-        for line in lines:
-            if line.split()[:3:2] == ["port", "out"]:
-                for line in lines:
-                    if line.startswith("    TX packets:"):
-                        return int(line.split(":")[1].split()[0])
-        raise RuntimeError("the port is gone")
+        return tx_packets(self.switch, ["out"])
 
     def measure(self, seconds: float) -> Speed:
         """What leaves in `seconds` from now on."""

@@ -20,16 +20,15 @@ from fbtest.pcap import write_frames
 from fbtest.proc import wait_until
 from fbtest.testbed import Testbed
 
-from benchmarks import openflow
-from benchmarks.frames import LARGE, SMALL, Mix, address, frames
+from benchmarks.frames import LARGE, SMALL, Mix, frames
 from benchmarks.results import progress, table
+from benchmarks.rig import flows, pmd_threads, set_meters, tx_packets
 from benchmarks.search import highest
 from benchmarks.shaped import (
     BURST_FRAMES,
     FRAMES_EACH,
     HIGHEST,
     LOWEST,
-    POLL_GAP_S,
     TOLERANCE,
     shaping_switch,
 )
@@ -41,6 +40,9 @@ DESTINATIONS = 16
 #: How precisely the highest rate is searched for, as a part: rounds differ by more.
 PRECISION = 0.03
 FORWARDS, SHAPES = "forwards", "shapes"
+#: Time of the whole rate that may wait: one of the threads shares its core with others, so
+#: that it polls later at times than one that has a core to itself.
+POLL_GAP_S = 50e-6
 
 
 class Lanes:
@@ -65,7 +67,7 @@ class Lanes:
                                   **mix.options)
                 self.ovs.vsctl("set", "Interface", f"src{i}",
                                f"other_config:pmd-rxq-affinity=0:{cpu}")
-            threads = wait_until(lambda: self._threads(len(cpus)), "the PMD threads run")
+            threads = wait_until(lambda: pmd_threads(switch, len(cpus)), "the PMD threads run")
             for thread in threads:
                 os.setpriority(os.PRIO_PROCESS, thread, -20)
         except BaseException:
@@ -82,33 +84,17 @@ class Lanes:
     def _destinations(lane: int) -> range:
         return range(lane * DESTINATIONS, (lane + 1) * DESTINATIONS)
 
-    def _threads(self, count: int) -> list[int]:
-        found = [int(task.name) for task in Path(f"/proc/{self.switch.pid}/task").iterdir()
-                 if (task / "comm").read_text().startswith("pmd-")]
-        return found if len(found) == count else []
-
     def forward(self, *, metered: bool) -> None:
         """Send each source's frames to its port, through meters or not."""
         self.ovs.replace_flows(self.bed.bridge, (
-            f"ip,nw_dst={address(n)},actions={f'meter:{n + 1},' if metered else ''}"
-            f"output:{out.number}" for i, out in enumerate(self.outs)
-            for n in self._destinations(i)))
-
-    def _sent(self) -> int:
-        text = self.switch.ctl("dpctl/show", "-s", "netdev@ovs-netdev")
-        total, ours = 0, False
-        for line in text.splitlines():
-            if line.startswith("  port "):
-                ours = line.split()[2].startswith("out")
-            elif ours and line.startswith("    TX packets:"):
-                total += int(line.split(":")[1].split()[0])
-        return total
+            flow for i, out in enumerate(self.outs)
+            for flow in flows(self._destinations(i), out, metered=metered)))
 
     def measure(self, seconds: float) -> float:
         """Bits a second that leave all ports together."""
         def read() -> tuple[float, int]:
             before = time.monotonic()
-            sent = self._sent()
+            sent = tx_packets(self.switch, [out.name for out in self.outs])
             return (before + time.monotonic()) / 2, sent
 
         (start, first), _, (end, last) = read(), time.sleep(seconds), read()
@@ -124,11 +110,8 @@ class Lanes:
         each = FRAMES_EACH * DESTINATIONS * max(self.mix.sizes)
         limit = round(each + total_bps / len(self.outs) / 8 * POLL_GAP_S)
         self.ovs.set_config(shaper_rx_limit=limit)
-        burst = -(-BURST_FRAMES * max(self.mix.sizes) * 8 // 1000)
-        with openflow.Connection(self.ovs.env["OVS_RUNDIR"], self.bed.bridge) as connection:
-            connection.set_meters(openflow.MODIFY if self._metered else openflow.ADD,
-                                  ((n + 1, round(total_bps / self.n / 1000))
-                                   for n in range(self.n)), burst)
+        set_meters(self.ovs, self.bed.bridge, self.mix, [total_bps / self.n] * self.n,
+                   BURST_FRAMES, there=self._metered)
         self._metered = True
 
     def attempt(self, total_bps: float) -> float:
