@@ -54,7 +54,7 @@ help:
 	@echo 'make check-full  all of these'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
-	@echo 'make bench     run all benchmarks, hours (root); bench-quick: some, 5 minutes'
+	@echo 'make bench     run all benchmarks, 1.5 hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
 	@echo 'make ovs-stock OVS without our patches, which the benchmarks compare with'
 	@echo 'make debian13  build and try it in a Debian 13 chroot (root); sid: with OVS 4.0'
