@@ -23,9 +23,7 @@
 #include "carousel.h"
 #include "eiffel.h"
 #include "mltw.h"
-#include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
-#include "util.h"
 
 /* Types. */
 
