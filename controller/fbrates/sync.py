@@ -391,7 +391,8 @@ class SwitchSync:
         """Bring the switch to a changed configuration, of `owner`, or changed ports."""
         if waiter is not None:
             waiter.owners = set() if owner is None else {owner}
-            self._waiters_for(waiter, self._held_waiters).append(waiter)
+            in_doubt = owner in self._doubtful
+            (self._audit_waiters if in_doubt else self._held_waiters).append(waiter)
         if self._ready:
             self.plan = self._plan()
             self._reconcile()
@@ -601,16 +602,14 @@ class SwitchSync:
     def _confirm(self, waiter: Waiter, owners: set[int]) -> None:
         """Tell `waiter` when what is wanted of these meters is known to be done."""
         waiter.owners = owners
-        if owners <= self.meters.keys():
-            self._waiters_for(waiter, self._next_waiters).append(waiter)
-            self._want_barrier()
-        else:
+        if not owners <= self.meters.keys():
             # Some are only about to be added.
             self._held_waiters.append(waiter)
-
-    def _waiters_for(self, waiter: Waiter, usual: list[Waiter]) -> list[Waiter]:
-        """Give the list that `waiter` belongs in: who is in doubt waits for an audit."""
-        return self._audit_waiters if waiter.owners & self._doubtful else usual
+        elif owners & self._doubtful:
+            self._audit_waiters.append(waiter)
+        else:
+            self._next_waiters.append(waiter)
+            self._want_barrier()
 
     def _waiters(self) -> list[Waiter]:
         return [
