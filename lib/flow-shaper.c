@@ -252,6 +252,7 @@ struct flow_shaper {
     struct shaper_config *config;
     struct edt_sched *sched;
     struct shaper_thread *thread;   /* NULL while detached. */
+    struct flow_shaper *line;       /* Where packets are delayed, or NULL. */
     struct flow_queue **buckets;    /* See bucket(). */
     uint32_t bucket_mask;
     uint32_t n_buckets;
@@ -862,6 +863,8 @@ buckets_init(struct flow_shaper *s)
     s->bucket_mask = s->n_buckets - 1;
 }
 
+static void line_update(struct flow_shaper *, uint64_t now_ns);
+
 /* Creates a shaper of 'config', to which it takes a reference, for the thread
  * with 'thread' and on 'core_id'. */
 struct flow_shaper *
@@ -881,6 +884,7 @@ flow_shaper_create(const struct shaper_config *config,
     buckets_init(s);
     classes_init(s);
     atomic_init(&s->counters[SHAPER_NEXT_DUE_NS], UINT64_MAX);
+    line_update(s, now_ns);
     return s;
 }
 
@@ -1057,6 +1061,7 @@ flow_shaper_destroy(struct flow_shaper *s)
             flow_purge(s, q);
         }
     }
+    flow_shaper_destroy(s->line);
     edt_sched_destroy(s->sched);
     classes_destroy(s->classes, s->n_classes);
     slabs_destroy(&s->chunk_slabs);
@@ -1186,20 +1191,15 @@ config_update_in_place(struct flow_shaper *s,
     return true;
 }
 
-/* Makes 's' follow 'config', to which it takes a reference.  Packets held stay
- * held, in their order and with their EDTs.  Takes time in proportion to the
- * FIFOs that exist. */
-void
-flow_shaper_set_config(struct flow_shaper *s,
-                       const struct shaper_config *config, uint64_t now_ns)
+/* Makes 's' follow 'config', which differs from what it follows unless it is
+ * closing. */
+static void
+shaper_follow(struct flow_shaper *s, const struct shaper_config *config,
+              uint64_t now_ns)
 {
     struct shaper_config *old = s->config;
     struct shaper_class *old_classes = s->classes;
     size_t n_old_classes = s->n_classes;
-
-    if (config == old && !s->closing) {
-        return;
-    }
 
     /* What has been released has to wait again. */
     bool released = s->releasing;
@@ -1251,6 +1251,134 @@ flow_shaper_set_config(struct flow_shaper *s,
 
     classes_destroy(old_classes, n_old_classes);
     shaper_config_unref(old);
+}
+
+/* Makes 's' follow 'config', to which it takes a reference.  Packets held stay
+ * held, in their order and with their EDTs, and what is in the delay line
+ * keeps the time at which it will leave.  Takes time in proportion to the
+ * FIFOs that exist. */
+void
+flow_shaper_set_config(struct flow_shaper *s,
+                       const struct shaper_config *config, uint64_t now_ns)
+{
+    if (config != s->config || s->closing) {
+        shaper_follow(s, config, now_ns);
+        line_update(s, now_ns);
+    }
+}
+
+/* The delay line. */
+
+/* Returns a configuration for the delay line of a shaper with 'config', owned
+ * by the caller. */
+static struct shaper_config *
+line_config_create(const struct shaper_config *config)
+{
+    struct shaper_config *line = xzalloc(sizeof *line);
+
+    ovs_refcount_init(&line->ref_cnt);
+    /* The schedulers to compare with do not reach as far. */
+    line->sched = config->sched.type == EDT_SCHED_MLTW
+                  ? config->sched : EDT_SCHED_CONFIG_DEFAULT;
+    line->max_delay_ns = config->max_delay_ns;
+    line->ecn_threshold_ns = UINT64_MAX;
+    line->max_backlog = UINT32_MAX;
+    line->max_batch = config->max_batch;
+    line->max_flows = config->max_flows;
+    line->is_line = true;
+    line->n_classes = 1;
+    line->classes = xzalloc(sizeof *line->classes);
+    return line;
+}
+
+/* Gives 's' a delay line if its configuration says so, and makes one that
+ * exists follow it.  A line stays, for what is in it, and is passed by when it
+ * is empty and there is no delay any more. */
+static void
+line_update(struct flow_shaper *s, uint64_t now_ns)
+{
+    if (s->line || s->config->delay.delay_ns) {
+        struct shaper_config *config = line_config_create(s->config);
+
+        if (s->line) {
+            flow_shaper_set_config(s->line, config, now_ns);
+        } else {
+            s->line = flow_shaper_create(config, s->thread, s->core_id,
+                                         now_ns);
+        }
+        shaper_config_unref(config);
+    }
+}
+
+/* Returns the delay line of 's' if packets have to pass it, otherwise NULL. */
+static inline struct flow_shaper *
+shaper_line(const struct flow_shaper *s)
+{
+    return (OVS_UNLIKELY(s->line)
+            && (s->line->n_held || (s->config->delay.delay_ns && !s->closing))
+            ? s->line : NULL);
+}
+
+/* Returns the number of packets that 's' holds, those in its delay line
+ * included. */
+static inline uint32_t
+shaper_n_held(const struct flow_shaper *s)
+{
+    return s->n_held + (OVS_UNLIKELY(s->line) ? s->line->n_held : 0);
+}
+
+/* Puts 'packet', received at 'source', that has passed all but the delay line
+ * of 's' and could leave at 'when_ns', into the line. */
+static void
+line_put(struct flow_shaper *s, struct dp_packet *packet,
+         struct shaper_source source, uint64_t when_ns, uint64_t now_ns)
+{
+    struct edt_stamp *stamp = &packet->md.edt;
+
+    if (!stamp->edt_ns) {
+        /* As the key of a FIFO has it for packets without a meter. */
+        stamp->first_meter = stamp->last_meter = UINT32_MAX;
+        stamp->gap_ns = 0;
+    }
+    stamp->edt_ns = when_ns;
+    stamp->late = 0;
+    if (!s->closing) {
+        stamp->edt_ns += shaper_delay_ns(&s->config->delay, packet, when_ns);
+    }
+
+    /* What is on its way is no reason to hold back who has sent it. */
+    source.rxq = SHAPER_NO_RXQ;
+    flow_shaper_put(s->line, packet, source, now_ns);
+}
+
+/* Returns true if the delay line of 's' may take 'packet', received at
+ * 'source', directly; otherwise stores in '*cause' why not. */
+static bool
+line_has_room(const struct flow_shaper *s, const struct dp_packet *packet,
+              struct shaper_source source, enum shaper_counter *cause)
+{
+    if (shaper_n_held(s) >= s->config->max_backlog) {
+        *cause = SHAPER_DROP_BACKLOG;
+        return false;
+    }
+    if (!shaper_thread_room(s->thread, shaper_thread_pool(s->thread, packet),
+                            source.port)) {
+        *cause = SHAPER_DROP_BUDGET;
+        return false;
+    }
+    return true;
+}
+
+/* A packet of a burst that a meter lets go at once has an EDT before its
+ * arrival.  Its delay begins when it is there. */
+static void
+line_clamp_edt(struct dp_packet *packet, uint64_t now_ns)
+{
+    struct edt_stamp *stamp = &packet->md.edt;
+
+    if (stamp->edt_ns && stamp->edt_ns < now_ns) {
+        stamp->edt_ns = now_ns;
+    }
 }
 
 /* Arriving packets. */
@@ -1308,14 +1436,18 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
 
     uint8_t pool = shaper_thread_pool(s->thread, packet);
 
+    if (OVS_UNLIKELY(s->config->is_line) && q && q->n_packets) {
+        /* In order, and so not before its predecessor. */
+        edt_ns = MAX(edt_ns, q->tail->held[q->tail_idx - 1].edt_ns);
+    }
     if (OVS_UNLIKELY(!stamped && class->unstamped_bytes
                      && class->unstamped_bytes + bytes
                         > class->unstamped_limit)) {
         cause = SHAPER_DROP_MAX_DELAY;
-    } else if (OVS_UNLIKELY(s->n_held >= s->config->max_backlog)) {
+    } else if (OVS_UNLIKELY(shaper_n_held(s) >= s->config->max_backlog)) {
         cause = SHAPER_DROP_BACKLOG;
-    } else if (OVS_UNLIKELY(!shaper_thread_room(s->thread, pool,
-                                                source.port))) {
+    } else if (OVS_UNLIKELY(!shaper_thread_room(s->thread, pool, source.port))
+               && !s->config->is_line) {
         cause = SHAPER_DROP_BUDGET;
     } else if ((!q || !q->n_packets) && !flows_have_room(s, source.port)) {
         cause = SHAPER_DROP_FLOWS;
@@ -1457,8 +1589,9 @@ bulk_init(const struct flow_shaper *s, struct bulk *bulk,
           const struct shaper_source *sources)
 {
     const struct dp_packet *first = batch->packets[0];
-    uint32_t backlog_room = s->n_held < s->config->max_backlog
-                            ? s->config->max_backlog - s->n_held : 0;
+    uint32_t n_held = shaper_n_held(s);
+    uint32_t backlog_room = n_held < s->config->max_backlog
+                            ? s->config->max_backlog - n_held : 0;
 
     bulk->n = 0;
     bulk->bytes = 0;
@@ -1524,6 +1657,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
 {
     const size_t size = dp_packet_batch_size(batch);
     const bool tso_enabled = userspace_tso_enabled();
+    struct flow_shaper *line = shaper_line(s);
     struct arrival arrivals[NETDEV_MAX_BURST];
     const struct arrival *prev = NULL;
     struct flow_queue *q = NULL;
@@ -1532,6 +1666,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     uint32_t same = 0;
     uint64_t bytes = 0;
     uint32_t kept = 0;
+    uint32_t n_line = 0;
     size_t i;
 
     BUILD_ASSERT_DECL(NETDEV_MAX_BURST <= 32);
@@ -1545,6 +1680,9 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     DP_PACKET_BATCH_FOR_EACH (j, packet, batch) {
         struct arrival *a = &arrivals[j];
 
+        if (OVS_UNLIKELY(line)) {
+            line_clamp_edt(packet, now_ns);
+        }
         arrival_init(s, a, packet, sources[j], tso_enabled, now_ns);
         if (a->may_wait) {
             if (prev && shaper_flow_key_equal(&prev->key, &a->key)) {
@@ -1596,31 +1734,53 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
         q = NULL;
 
+        struct shaper_class *class = &s->classes[a->class_idx];
         uint32_t len = dp_packet_size(packet);
+        enum shaper_counter cause;
 
+        if (OVS_UNLIKELY(line)
+            && !line_has_room(s, packet, sources[i], &cause)) {
+            count_drop(s, class, cause);
+            dp_packet_delete(packet);
+            continue;
+        }
         bytes += len;
-        kept |= UINT32_C(1) << i;
-        counter_add(&s->classes[a->class_idx].tx_packets, 1);
-        counter_add(&s->classes[a->class_idx].tx_bytes, len);
-        dp_packet_batch_add(batch, packet);
+        counter_add(&class->tx_packets, 1);
+        counter_add(&class->tx_bytes, len);
+        if (OVS_UNLIKELY(line)) {
+            bulk.room -= bulk.room > 0;
+            n_line++;
+            line_put(s, packet, sources[i], now_ns, now_ns);
+        } else {
+            kept |= UINT32_C(1) << i;
+            dp_packet_batch_add(batch, packet);
+        }
     }
     bulk_end(s, &bulk);
-    counter_add(&s->counters[SHAPER_BYPASSED], dp_packet_batch_size(batch));
+    counter_add(&s->counters[SHAPER_BYPASSED],
+                dp_packet_batch_size(batch) + n_line);
     counter_add(&s->counters[SHAPER_BYPASSED_BYTES], bytes);
     publish_gauges(s);
     return kept;
 }
 
-/* Takes 'packet', which has an EDT and was received at 'source', to be sent
- * when it is due, or drops and counts it. */
+/* Takes 'packet', received at 'source', to be sent when it is due, or drops
+ * and counts it. */
 void
 flow_shaper_put(struct flow_shaper *s, struct dp_packet *packet,
                 struct shaper_source source, uint64_t now_ns)
 {
-    const bool tso_enabled = userspace_tso_enabled();
+    /* What is delayed leaves as it would have left without that. */
+    const bool tso_enabled = userspace_tso_enabled() && !s->config->is_line;
     struct arrival a;
 
+    if (OVS_UNLIKELY(shaper_line(s))) {
+        line_clamp_edt(packet, now_ns);
+    }
     arrival_init(s, &a, packet, source, tso_enabled, now_ns);
+    if (!a.may_wait) {
+        shaper_flow_key_extract(packet, &a.key);
+    }
     a.hash = shaper_flow_key_hash(&a.key);
     arrival_hold(s, &a, packet, source, flow_find(s, &a.key, a.hash),
                  tso_enabled, now_ns);
@@ -1716,6 +1876,11 @@ struct drain {
     int n_expired;
     bool full;
 
+    /* Not NULL if packets go on to the delay line: where each was received. */
+    struct shaper_source *sources;
+    uint64_t *departures;           /* When each could leave. */
+    uint64_t pace_ns;               /* When port and queue allow the next. */
+
     /* The last packets, which have left their FIFO but are not yet taken off
      * any total: what they have in common, and how many they are. */
     struct shaper_class *class;
@@ -1761,6 +1926,19 @@ mark_late(struct flow_shaper *s, struct dp_packet *packet)
     }
 }
 
+/* Notes of 'head', which is about to join the batch and had 'edt_ns', what the
+ * delay line has to know.  Its delay begins when it could have left, which may
+ * be before this poll, so that a poll that comes late counts once. */
+static void
+drain_to_line(const struct drain *d, const struct held_packet *head,
+              uint64_t edt_ns)
+{
+    const size_t i = dp_packet_batch_size(d->batch);
+
+    d->sources[i] = head->source;
+    d->departures[i] = MIN(MAX(edt_ns, d->pace_ns), d->now_ns);
+}
+
 /* Sends the head of 'q', in 'class', which fits, and lets 'q' wait for its
  * next one. */
 static inline void
@@ -1802,6 +1980,9 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     counter_add(&q->tx_packets, 1);
     counter_add(&q->tx_bytes, bytes);
 
+    if (OVS_UNLIKELY(d->sources)) {
+        drain_to_line(d, head, MAX(edt_ns, head->edt_ns));
+    }
     dp_packet_batch_add(d->batch, packet);
     d->full = dp_packet_batch_size(d->batch) == NETDEV_MAX_BURST;
 
@@ -1934,6 +2115,24 @@ drain_due(struct flow_shaper *s, struct drain *d)
     }
 }
 
+/* Returns the time at which the rates have allowed the next packet of 'd' to
+ * leave, not after now: that of the port and, if 'has_pace', that of a queue,
+ * from 'start_ticks' on.  0 if there is no rate. */
+static uint64_t
+drain_pace_ns(const struct drain *d, bool has_pace, uint64_t start_ticks)
+{
+    const uint64_t now = d->now_ns << EDT_TICK_SHIFT;
+    uint64_t lag_ns = UINT64_MAX;
+
+    if (d->port) {
+        lag_ns = (now - d->port_ticks) >> EDT_TICK_SHIFT;
+    }
+    if (has_pace) {
+        lag_ns = MIN(lag_ns, (now - start_ticks) >> EDT_TICK_SHIFT);
+    }
+    return d->now_ns > lag_ns ? d->now_ns - lag_ns : 0;
+}
+
 /* Lets 'class' send, one packet of each FIFO in turn, for as long as it, the
  * port and the batch allow.  Returns false if the port may not send now. */
 static bool
@@ -1962,6 +2161,10 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
         }
         if (p && (int64_t) (start + cost - now) > 0) {
             break;
+        }
+
+        if (OVS_UNLIKELY(d->sources)) {
+            d->pace_ns = drain_pace_ns(d, p != NULL, start + cost);
         }
 
         uint32_t bytes = class_send_one(s, class, d);
@@ -2027,22 +2230,21 @@ release_all(struct flow_shaper *s, uint64_t now_ns)
     flows_for_each(s, reschedule_cb, &now_ns);
 }
 
-/* Takes packets that are due at 'now_ns' from 's' and puts them into 'batch',
- * an initialized one of which it forgets the contents: at most
- * NETDEV_MAX_BURST, all with the same kind of buffer.  The caller owns them.
- * Returns how many have left: they, and some that it has dropped since they
- * had waited for too long.  There may be more until it returns 0.  A caller
- * that has sent all it wants to send says so with flow_shaper_end_drain().
- *
- * What comes faster than the port's rate is dropped only here.  So a caller
- * that leaves off before it returns 0 must have had more leave than
- * flow_shaper_n_new(). */
-size_t
-flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
-                  uint64_t now_ns)
+/* Does what flow_shaper_drain() is to do, but for the delay line.  If there is
+ * one, stores in 'sources[i]' where packet i was received and in
+ * 'departures[i]' when it could leave, otherwise both are NULL. */
+static size_t
+shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
+             struct shaper_source *sources, uint64_t *departures,
+             uint64_t now_ns)
 {
     struct shaper_pace *port = s->config->port_pace;
-    struct drain d = { .batch = batch, .now_ns = now_ns };
+    struct drain d = {
+        .batch = batch,
+        .now_ns = now_ns,
+        .sources = sources,
+        .departures = departures,
+    };
     uint64_t port_start = 0;
 
     dp_packet_batch_refill_init(batch);
@@ -2109,10 +2311,52 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
     return dp_packet_batch_size(batch) + d.n_expired;
 }
 
+/* Lets what is due at 'now_ns' pass on to the delay line of 's', and takes
+ * from that into 'batch' what has been delayed for long enough. */
+static size_t
+shaper_drain_line(struct flow_shaper *s, struct dp_packet_batch *batch,
+                  uint64_t now_ns)
+{
+    struct shaper_source sources[NETDEV_MAX_BURST];
+    uint64_t departures[NETDEV_MAX_BURST];
+    struct dp_packet *packet;
+    size_t n, n_line;
+
+    n = shaper_drain(s, batch, sources, departures, now_ns);
+    DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        line_put(s, packet, sources[i], departures[i], now_ns);
+    }
+    n_line = shaper_drain(s->line, batch, NULL, NULL, now_ns);
+    return MAX(n, n_line);
+}
+
+/* Takes packets that are due at 'now_ns' from 's' and puts them into 'batch',
+ * an initialized one of which it forgets the contents: at most
+ * NETDEV_MAX_BURST, all with the same kind of buffer.  The caller owns them.
+ * Returns how many have left: they, or as many as have moved on inside of 's',
+ * and some that it has dropped since they had waited for too long.  There may
+ * be more until it returns 0.  A caller that has sent all it wants to send
+ * says so with flow_shaper_end_drain().
+ *
+ * What comes faster than the port's rate is dropped only here.  So a caller
+ * that leaves off before it returns 0 must have had more leave than
+ * flow_shaper_n_new(). */
+size_t
+flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
+                  uint64_t now_ns)
+{
+    return (OVS_UNLIKELY(shaper_line(s))
+            ? shaper_drain_line(s, batch, now_ns)
+            : shaper_drain(s, batch, NULL, NULL, now_ns));
+}
+
 /* Ends a drain of 's' that has sent 'n_sent' packets in all. */
 void
 flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
 {
+    if (OVS_UNLIKELY(s->line)) {
+        flow_shaper_end_drain(s->line, n_sent, now_ns);
+    }
     s->n_kept = s->n_held;
     if (!s->n_held) {
         s->port_backlogged = false;
@@ -2129,10 +2373,9 @@ flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
     reap_idle_flows(s, now_ns);
 }
 
-/* Returns the time in ns at which 's' may next have something to send, not
- * before 'now_ns', or UINT64_MAX if it holds nothing. */
-uint64_t
-flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
+/* Returns what flow_shaper_next_due() does, but for the delay line. */
+static uint64_t
+shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
 {
     uint64_t due_ns;
 
@@ -2168,11 +2411,22 @@ flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
     return due_ns;
 }
 
+/* Returns the time in ns at which 's' may next have something to send, not
+ * before 'now_ns', or UINT64_MAX if it holds nothing. */
+uint64_t
+flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
+{
+    uint64_t due_ns = shaper_next_due(s, now_ns);
+
+    return (OVS_UNLIKELY(s->line)
+            ? MIN(due_ns, shaper_next_due(s->line, now_ns)) : due_ns);
+}
+
 /* Returns the number of packets that 's' holds. */
 size_t
 flow_shaper_backlog(const struct flow_shaper *s)
 {
-    return s->n_held;
+    return shaper_n_held(s);
 }
 
 /* Returns the number of packets by which 's' holds more than at the last
@@ -2180,7 +2434,9 @@ flow_shaper_backlog(const struct flow_shaper *s)
 size_t
 flow_shaper_n_new(const struct flow_shaper *s)
 {
-    return s->n_held > s->n_kept ? s->n_held - s->n_kept : 0;
+    size_t n = s->n_held > s->n_kept ? s->n_held - s->n_kept : 0;
+
+    return n + (OVS_UNLIKELY(s->line) ? flow_shaper_n_new(s->line) : 0);
 }
 
 /* Makes 's' stop shaping at 'now_ns': it holds only those packets that must
@@ -2194,6 +2450,9 @@ flow_shaper_set_closing(struct flow_shaper *s, uint64_t now_ns)
     if (!s->closing) {
         s->closing = true;
         s->release_ns = now_ns + s->config->max_delay_ns;
+        if (s->line) {
+            flow_shaper_set_closing(s->line, now_ns);
+        }
     }
 }
 
@@ -2258,6 +2517,9 @@ flow_shaper_detach(struct flow_shaper *s)
 {
     struct account_aux aux = { s->thread, false };
 
+    if (s->line) {
+        flow_shaper_detach(s->line);
+    }
     if (s->n_held) {
         flows_for_each(s, account_cb, &aux);
     }
@@ -2271,6 +2533,9 @@ flow_shaper_attach(struct flow_shaper *s, struct shaper_thread *thread,
 {
     struct account_aux aux = { thread, true };
 
+    if (s->line) {
+        flow_shaper_attach(s->line, thread, core_id);
+    }
     s->thread = thread;
     s->core_id = core_id;
     if (s->n_held) {
@@ -2367,6 +2632,14 @@ flow_shaper_merge(struct flow_shaper *s, struct flow_shaper *other,
     unschedule_all(other);
     flows_for_each(other, merge_cb, &aux);
     flows_for_each(s, reschedule_cb, &now_ns);
+    if (s->line && other->line) {
+        flow_shaper_merge(s->line, other->line, now_ns);
+    } else if (other->line) {
+        s->line = other->line;
+        other->line = NULL;
+        flow_shaper_attach(s->line, s->thread, s->core_id);
+        line_update(s, now_ns);
+    }
 
     for (size_t i = 0; i < SHAPER_BACKLOG; i++) {
         counter_add(&s->counters[i], counter_get(&other->counters[i]));
@@ -2411,6 +2684,17 @@ flow_shaper_get_stats(const struct flow_shaper *s, struct shaper_stats *stats)
     }
     for (size_t i = 0; i < SHAPER_LATENESS_BINS; i++) {
         stats->lateness[i] += counter_get(&s->lateness[i]);
+    }
+}
+
+/* Adds the statistics of the delay line of 's', if it has one, to '*stats'.
+ * The caller keeps the configuration of 's' from changing. */
+void
+flow_shaper_get_delay_stats(const struct flow_shaper *s,
+                            struct shaper_stats *stats)
+{
+    if (s->line) {
+        flow_shaper_get_stats(s->line, stats);
     }
 }
 

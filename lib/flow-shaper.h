@@ -25,6 +25,7 @@
 #include "edt-sched.h"
 #include "openvswitch/list.h"
 #include "ovs-atomic.h"
+#include "shaper-delay.h"
 #include "shaper-flow-key.h"
 #include "shaper-thread.h"
 
@@ -61,6 +62,12 @@ struct dp_packet_batch;
  *
  *  * Paced at departure: the port and each of its queues may have a rate,
  *    which applies when packets leave.  All threads together keep to it.
+ *
+ *  * Delayed, if so configured ("shaper-delay.h"): what has waited for its
+ *    EDT and for the rates, or did not have to, goes on to a delay line, a
+ *    shaper of its own without rates, and leaves when its delay is over.  The
+ *    line is behind the rates: it holds what these carry, not what is offered,
+ *    nothing in it is late, and it does not fill what waits for a rate.
  *
  *  * Signalled: a packet that leaves by more than 'ecn_threshold_ns' after its
  *    EDT or, without one, its arrival tells its receiver so by the ECN field
@@ -120,6 +127,10 @@ struct shaper_config {
     uint32_t overhead_bytes;        /* Added per packet to port and queue
                                      * rates. */
     bool paced;                     /* Does the port or any queue have one? */
+    bool is_line;                   /* Is this of a delay line?  Then what
+                                     * comes has been admitted already. */
+    struct shaper_delay delay;      /* Added when all else allows a packet to
+                                     * leave. */
     struct shaper_pace *port_pace;
 
     /* Queue ids that are not configured use class 0. */
@@ -212,6 +223,8 @@ void flow_shaper_merge(struct flow_shaper *, struct flow_shaper *other,
                        uint64_t now_ns);
 
 void flow_shaper_get_stats(const struct flow_shaper *, struct shaper_stats *);
+void flow_shaper_get_delay_stats(const struct flow_shaper *,
+                                 struct shaper_stats *);
 bool flow_shaper_get_class_stats(const struct flow_shaper *,
                                  uint32_t queue_id,
                                  struct shaper_class_stats *);

@@ -31,6 +31,7 @@
 #include "openvswitch/vlog.h"
 #include "ovs-thread.h"
 #include "packets.h"
+#include "shaper-delay.h"
 #include "smap.h"
 #include "sset.h"
 #include "timeval.h"
@@ -45,6 +46,9 @@ COVERAGE_DEFINE(flowbundler_hand_off_drop);
 /* Packets that the main thread may have handed to PMD threads that have not
  * fetched them yet. */
 #define MAX_HANDED_OFF 4096
+
+/* Packets in the pool of buffers that ports share by default, for advice. */
+#define USUAL_POOL 262144
 
 /* FIFOs that flowbundler/show lists per shaper. */
 #define SHOW_FLOWS 8
@@ -115,6 +119,7 @@ netdev_fb_create(struct netdev *netdev)
         smap_init(&fb->details);
         hmap_init(&fb->queues);
         fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+        fb->retired_delay.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
         ovs_mutex_unlock(&fb->mutex);
 
         ovs_mutex_lock(&all_ports_mutex);
@@ -166,6 +171,8 @@ enum qos_key {
     QOS_SCHEDULER,
     QOS_SLOT_GRANULARITY,
     QOS_SLOT_BATCHING,
+    QOS_DELAY,
+    QOS_JITTER,
     QOS_N_KEYS
 };
 
@@ -196,6 +203,10 @@ static const struct fb_key qos_keys[QOS_N_KEYS] = {
                                false, "ns", NULL, FOR_SLOTS },
     [QOS_SLOT_BATCHING] = { "slot-batching", 0, 1, 1, false, NULL,
                             batching_words, FOR_SLOTS },
+    [QOS_DELAY] = { "delay", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL,
+                    0 },
+    [QOS_JITTER] = { "jitter", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL,
+                     0 },
 };
 
 enum queue_key {
@@ -273,6 +284,56 @@ fb_check_scheduler_keys(const struct smap *details, const uint64_t *values)
     return NULL;
 }
 
+/* Checks that what is on its way during the delay in 'values' has room, if the
+ * port's rate says how much that is, and that the jitter does not exceed the
+ * delay.  Returns NULL if so, otherwise what is wrong, which the caller must
+ * free. */
+static char *
+fb_check_delay(const uint64_t *values)
+{
+    const uint64_t delay_us = values[QOS_DELAY];
+    const uint64_t total_us = delay_us + values[QOS_JITTER];
+    const uint64_t packets = shaper_delay_packets(values[QOS_MAX_RATE],
+                                                  total_us);
+
+    if (values[QOS_JITTER] > delay_us) {
+        return xasprintf("QoS other_config:jitter=\"%"PRIu64"\": must not be "
+                         "more than delay (%"PRIu64" us)",
+                         values[QOS_JITTER], delay_us);
+    }
+    if (packets > values[QOS_MAX_BACKLOG]) {
+        return xasprintf("QoS other_config:delay=\"%"PRIu64"\": must not be "
+                         "so long that, with jitter, more than max-backlog "
+                         "(%"PRIu64" packets) are on their way at max-rate "
+                         "(%"PRIu64" bit/s): there would be %"PRIu64" of %d "
+                         "bytes, %"PRIu64" us have room",
+                         delay_us, values[QOS_MAX_BACKLOG],
+                         values[QOS_MAX_RATE], packets, EDT_MTU_BYTES,
+                         shaper_delay_us(values[QOS_MAX_RATE],
+                                         values[QOS_MAX_BACKLOG]));
+    }
+    return NULL;
+}
+
+/* Warns if the port 'name' with 'values' is to delay more packets than it gets
+ * buffers for from a pool of the usual size. */
+static void
+fb_warn_of_delay(const char *name, const uint64_t *values)
+{
+    const uint64_t total_us = values[QOS_DELAY] + values[QOS_JITTER];
+    const uint64_t packets = shaper_delay_packets(values[QOS_MAX_RATE],
+                                                  total_us);
+    const uint32_t room = shaper_thread_port_share(USUAL_POOL);
+
+    if (packets > room) {
+        VLOG_WARN("%s: with delay=\"%"PRIu64"\" %"PRIu64" packets of %d bytes "
+                  "are on their way at max-rate, but those received at one "
+                  "port get %"PRIu32" of a pool of %d buffers; others are "
+                  "dropped (\"budget\")", name, values[QOS_DELAY], packets,
+                  EDT_MTU_BYTES, room, USUAL_POOL);
+    }
+}
+
 /* Parses 'details' by 'keys' into 'values'.  Returns NULL if successful,
  * otherwise what is wrong, which the caller must free. */
 static char *
@@ -334,7 +395,7 @@ fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
                          table, values[QOS_ECN_THRESHOLD],
                          values[QOS_MAX_DELAY]);
     }
-    return NULL;
+    return keys == qos_keys ? fb_check_delay(values) : NULL;
 }
 
 /* Records 'error' (NULL: none) as what is wrong with the configuration of
@@ -438,6 +499,7 @@ fb_publish(struct netdev_flowbundler *fb)
     config->max_batch = qos[QOS_MAX_BATCH];
     config->max_flows = qos[QOS_MAX_FLOWS];
     config->overhead_bytes = qos[QOS_OVERHEAD];
+    shaper_delay_init(&config->delay, qos[QOS_DELAY], qos[QOS_JITTER]);
     config->port_pace = shaper_pace_ref(fb->port_pace);
     config->paced = fb->port_pace != NULL;
 
@@ -497,6 +559,7 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
         smap_destroy(&fb->details);
         smap_clone(&fb->details, details);
         fb_publish(fb);
+        fb_warn_of_delay(fb->name, values);
     }
     fb->refused = error != NULL;
 
@@ -817,6 +880,24 @@ fb_get_stats(const struct netdev_flowbundler *fb, struct shaper_stats *stats)
     }
 }
 
+/* Stores in '*stats' the statistics of delay lines. */
+static void
+fb_get_delay_stats(const struct netdev_flowbundler *fb,
+                   struct shaper_stats *stats)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct parked_shaper *parked;
+    struct hmapx_node *node;
+
+    *stats = fb->retired_delay;
+    HMAPX_FOR_EACH (node, &fb->shapers) {
+        flow_shaper_get_delay_stats(node->data, stats);
+    }
+    LIST_FOR_EACH (parked, node, &fb->parked) {
+        flow_shaper_get_delay_stats(parked->shaper, stats);
+    }
+}
+
 static uint64_t
 shaper_stats_drops(const struct shaper_stats *stats)
 {
@@ -836,14 +917,16 @@ netdev_flowbundler_add_stats(const struct netdev *netdev,
     struct netdev_flowbundler *fb = netdev_fb(netdev);
 
     if (fb) {
-        struct shaper_stats total;
+        struct shaper_stats total, delayed;
 
         ovs_mutex_lock(&fb->mutex);
         fb_get_stats(fb, &total);
+        fb_get_delay_stats(fb, &delayed);
         ovs_mutex_unlock(&fb->mutex);
         stats->tx_dropped = (stats->tx_dropped == UINT64_MAX
                              ? 0 : stats->tx_dropped)
-                            + shaper_stats_drops(&total);
+                            + shaper_stats_drops(&total)
+                            + shaper_stats_drops(&delayed);
     }
 }
 
@@ -871,6 +954,16 @@ fb_unregister(struct netdev_flowbundler *fb, struct flow_shaper *s)
     fb->n_pmd_shapers -= is_pmd(flow_shaper_core_id(s));
 }
 
+/* Clears what in '*stats' is of the present. */
+static void
+stats_clear_gauges(struct shaper_stats *stats)
+{
+    stats->counters[SHAPER_BACKLOG] = 0;
+    stats->counters[SHAPER_BACKLOG_BYTES] = 0;
+    stats->counters[SHAPER_FLOWS] = 0;
+    stats->counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+}
+
 /* Destroys 's', which is not registered, keeping its statistics. */
 static void
 fb_retire(struct netdev_flowbundler *fb, struct flow_shaper *s)
@@ -883,11 +976,10 @@ fb_retire(struct netdev_flowbundler *fb, struct flow_shaper *s)
         flow_shaper_get_class_stats(s, queue->queue_id, &queue->retired);
     }
     flow_shaper_get_stats(s, &fb->retired);
+    flow_shaper_get_delay_stats(s, &fb->retired_delay);
     fb->retired.counters[SHAPER_DROP_REMOVED] += backlog;
-    fb->retired.counters[SHAPER_BACKLOG] = 0;
-    fb->retired.counters[SHAPER_BACKLOG_BYTES] = 0;
-    fb->retired.counters[SHAPER_FLOWS] = 0;
-    fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
+    stats_clear_gauges(&fb->retired);
+    stats_clear_gauges(&fb->retired_delay);
     flow_shaper_destroy(s);
 }
 
@@ -1072,9 +1164,10 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     ovsrcu_set_hidden(&netdev->flowbundler, NULL);
 }
 
-/* Passes those packets of 'batch', in the main thread, that have an EDT on to
- * a PMD thread that serves 'netdev', if there is one, because the main thread
- * polls too seldom to keep to EDTs.  The others stay in 'batch'.
+/* Passes those packets of 'batch', in the main thread, that have an EDT, or
+ * all if there is a delay, on to a PMD thread that serves 'netdev', if there
+ * is one, because the main thread polls too seldom to keep to times, and so
+ * that they stay behind those of their flow.  The others stay in 'batch'.
  * 'sources[i]' says where packet i was received, before and after. */
 void
 netdev_flowbundler_hand_off(const struct netdev *netdev,
@@ -1088,8 +1181,12 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
 
     ovs_mutex_lock(&fb->mutex);
     if (fb->n_pmd_shapers) {
+        const struct shaper_config *config
+            = ovsrcu_get(struct shaper_config *, &fb->config);
+        bool delayed = config && config->delay.delay_ns;
+
         DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
-            if (!packet->md.edt.edt_ns) {
+            if (!packet->md.edt.edt_ns && !delayed) {
                 sources[dp_packet_batch_size(batch)] = sources[i];
                 dp_packet_batch_add(batch, packet);
             } else if (fb->n_handed_off >= MAX_HANDED_OFF) {
@@ -1247,6 +1344,34 @@ format_stats(struct ds *s, const struct shaper_stats *stats, uint64_t now_ns)
                      1 << SHAPER_LATENESS_SHIFT, "<");
 }
 
+/* Shows the statistics of delay lines as text in 's' and as member "delayed"
+ * of 'object'. */
+static void
+show_delay(const struct shaper_stats *stats, uint64_t now_ns, struct ds *s,
+           struct json *object)
+{
+    const uint64_t *c = stats->counters;
+    struct json *json = json_object_create();
+
+    ds_put_format(s, "  delayed: %"PRIu64" packets, %"PRIu64" bytes, "
+                  "%"PRIu64" flows",
+                  c[SHAPER_BACKLOG], c[SHAPER_BACKLOG_BYTES],
+                  c[SHAPER_FLOWS]);
+    if (c[SHAPER_BACKLOG] && c[SHAPER_NEXT_DUE_NS] != UINT64_MAX) {
+        ds_put_format(s, ", next due in %"PRIu64" ns",
+                      c[SHAPER_NEXT_DUE_NS] > now_ns
+                      ? c[SHAPER_NEXT_DUE_NS] - now_ns : 0);
+    }
+    ds_put_format(s, "\n    sent: %"PRIu64" packets, %"PRIu64" bytes\n"
+                  "    dropped: flows %"PRIu64"\n",
+                  c[SHAPER_SENT], c[SHAPER_SENT_BYTES], c[SHAPER_DROP_FLOWS]);
+    format_histogram(s, "lateness ns", stats->lateness, SHAPER_LATENESS_BINS,
+                     1 << SHAPER_LATENESS_SHIFT, "<");
+
+    stats_to_json(stats, now_ns, json);
+    json_object_put(object, "delayed", json);
+}
+
 static struct json *
 flow_to_json(const struct shaper_flow_stats *f)
 {
@@ -1297,7 +1422,8 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         for (int i = 0; i < QOS_N_KEYS; i++) {
             const struct fb_key *key = &qos_keys[i];
 
-            if (((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD) && !values[i])
+            if (((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD
+                  || i == QOS_DELAY || i == QOS_JITTER) && !values[i])
                 || (key->schedulers
                     && !(key->schedulers & 1u << values[QOS_SCHEDULER]))) {
                 continue;
@@ -1342,6 +1468,11 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
     stats_to_json(&stats, now_ns, object);
     ds_put_cstr(s, "  total:\n");
     format_stats(s, &stats, now_ns);
+    fb_get_delay_stats(fb, &stats);
+    if (values[QOS_DELAY] || stats.counters[SHAPER_SENT]
+        || stats.counters[SHAPER_BACKLOG]) {
+        show_delay(&stats, now_ns, s, object);
+    }
 
     HMAPX_FOR_EACH (node, &fb->shapers) {
         struct shaper_flow_stats flows[SHOW_FLOWS];

@@ -80,6 +80,7 @@ struct netdev_flowbundler {
     struct ovs_list handed_off OVS_GUARDED;
     size_t n_handed_off OVS_GUARDED;
     struct shaper_stats retired OVS_GUARDED; /* Of shapers that are gone. */
+    struct shaper_stats retired_delay OVS_GUARDED; /* Of their delay lines. */
 
     struct smap details OVS_GUARDED;        /* QoS other_config. */
     struct hmap queues OVS_GUARDED;         /* Of struct fb_queue. */

@@ -65,6 +65,14 @@ shaper_thread_destroy(struct shaper_thread *thread)
     }
 }
 
+/* Returns how many of 'size' buffers of a pool the packets of one receiving
+ * port may take in one thread while no others wait.  Thread-safe. */
+uint32_t
+shaper_thread_port_share(uint32_t size)
+{
+    return POOL_SHARE(size) / MAX(atomic_count_get(&n_shaper_threads), 1) / 2;
+}
+
 static void
 pool_set_size(struct shaper_pool *pool, uint32_t size, unsigned int n_threads)
 {

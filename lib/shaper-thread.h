@@ -98,6 +98,8 @@ uint8_t shaper_thread_pool(struct shaper_thread *, const struct dp_packet *);
 void shaper_thread_grow__(struct shaper_thread *, uint8_t pool_idx,
                           struct shaper_source);
 
+uint32_t shaper_thread_port_share(uint32_t size);
+
 void *shaper_grow(void *array, uint32_t *n, uint32_t index, size_t size);
 
 void shaper_thread_set_polled(struct shaper_thread *, uint16_t *rxqs,

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.switch
 WHEEL_KEYS = {"min-granularity", "max-granularity", "wheels", "slots"}
 SLOT_KEYS = {"slot-granularity", "slot-batching"}
 
+# Bytes of the packets that a delay must have room for.
+MTU = 1514
+
 
 @dataclass(frozen=True)
 class Key:
@@ -87,8 +90,13 @@ def expected(config: Config) -> Config | None:
         return None
     if int(full["ecn-threshold"]) >= int(full["max-delay"]):
         return None
-    if full["ecn-threshold"] == "0":
-        del full["ecn-threshold"]
+    delay, jitter = int(full["delay"]), int(full["jitter"])
+    on_the_way = int(full.get("max-rate", 0)) * (delay + jitter) // (8_000_000 * MTU)
+    if jitter > delay or on_the_way > int(full["max-backlog"]):
+        return None
+    for key in ("ecn-threshold", "delay", "jitter"):
+        if full[key] == "0":
+            del full[key]
     return {key: value for key, value in full.items() if key not in others}
 
 
@@ -132,7 +140,7 @@ def records(keys: dict[str, Key]) -> st.SearchStrategy[Config]:
 
 
 def test_the_reference_is_read() -> None:
-    assert len(QOS) == 14 and set(QUEUE) == {"max-rate", "burst"}
+    assert len(QOS) == 16 and set(QUEUE) == {"max-rate", "burst"}
     assert QOS.keys() > WHEEL_KEYS | SLOT_KEYS
     # The defaults together are in force.
     assert expected({}) is not None
