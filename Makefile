@@ -32,7 +32,7 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # variable MAKEFILES is how this reaches OVS's makefiles unpatched.
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
-.PHONY: all help deps ovs ovs-stock venv probe vm guest demo check check-sanitizers \
+.PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-upstream \
 	check-upstream-changed check-matrix check-full soak fuzz bench bench-quick \
 	bench-tools install debian13 sid clean root
@@ -45,6 +45,7 @@ help:
 	@echo 'make probe     the plug-in for DPDK that records departures'
 	@echo 'make vm        what sends and counts in tests of reconfiguration'
 	@echo 'make guest     QEMU and what it boots, for the tests with virtual machines (root)'
+	@echo 'make mininet   mininet, for its tests and to try it (root): docs/mininet.md'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
 	@echo 'make check     run all our tests (root)'
 	@echo 'make check-sanitizers  with AddressSanitizer, UBSan and ThreadSanitizer'
@@ -96,6 +97,10 @@ guest: root deps
 	@utilities/install-deps --guest
 	@utilities/guest-image $(BUILD)/guest
 
+# Mininet, which our classes are for, and what its commands use.
+mininet: root
+	@utilities/install-deps --mininet
+
 demo: root all venv
 	@utilities/fb-demo
 
@@ -104,7 +109,7 @@ PYTEST = $(FB_VENV)/bin/python -m pytest $(if $(NO_SKIP),--no-skip)
 
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
-check: root all venv probe vm guest
+check: root all venv probe vm guest mininet
 	@$(PYTEST) tests
 
 # Instrumented, each in a tree of its own, with -O1, so that what is in error is

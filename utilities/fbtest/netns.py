@@ -68,6 +68,22 @@ def parse_snmp(text: str) -> dict[str, dict[str, int]]:
     return table
 
 
+def listening(pid: int, port: int) -> bool:
+    """Whether a TCP socket listens on `port` in the namespace of process `pid`."""
+    for table in ("tcp", "tcp6"):
+        try:
+            text = Path(f"/proc/{pid}/net/{table}").read_text()
+        except FileNotFoundError:
+            continue
+        for line in text.splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(
+                fields[1].rsplit(":", 1)[1], 16
+            ) == port:
+                return True
+    return False
+
+
 class Namespace:
     """A network namespace; `exec` and `spawn` run programs in it.
 
@@ -127,18 +143,7 @@ class Namespace:
 
     def listening(self, port: int) -> bool:
         """Whether a TCP socket inside listens on `port`."""
-        for table in ("tcp", "tcp6"):
-            try:
-                text = Path(f"/proc/{self.pid}/net/{table}").read_text()
-            except FileNotFoundError:
-                continue
-            for line in text.splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(
-                    fields[1].rsplit(":", 1)[1], 16
-                ) == port:
-                    return True
-        return False
+        return listening(self.pid, port)
 
     def close(self) -> None:
         """Remove the namespace (and with it the interfaces inside)."""
