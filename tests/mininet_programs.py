@@ -214,13 +214,15 @@ def measured(net: Mininet, seconds: float) -> dict[str, float]:
             for name, a, b in zip(("h1", "h2"), first, last, strict=True)}
 
 
-def tenants(config: str, rest: int) -> dict[str, Any]:
-    """Two tenants with rates of their own to one host; blue's host floods.
+def tenants(config: str) -> dict[str, Any]:
+    """Two tenants with rates of their own, to a host each; blue's floods.
 
-    Returns what each sends through, in Mbit/s of frames, and what red's has when its rate
-    has been changed through REST.
+    `config` is the text of the file of tenants.  Returns what each gets, in Mbit/s, and what
+    red has when its rate has been changed through REST.
     """
-    c0 = FlowBundlerController("c0", config=config, rest=rest)
+    file = Path("/tmp/tenants.yaml")
+    file.write_text(config)
+    c0 = FlowBundlerController("c0", config=str(file))
     with network(SingleSwitchTopo(4), controller=c0, waitConnected=True) as net:
         red, blue, web, other = (net[f"h{n}"] for n in (1, 2, 3, 4))
         result: dict[str, Any] = {"lost_percent": net.pingAll()}
@@ -231,8 +233,7 @@ def tenants(config: str, rest: int) -> dict[str, Any]:
             time.sleep(1.5)
             last = sent_bytes(net["s1"], "s1-eth4"), time.monotonic()
             result["blue"] = (last[0] - first[0]) * 8 / MBIT / (last[1] - first[1])
-            c0.cmd(f"{REPO}/utilities/flowbundler-ctl --url http://127.0.0.1:{rest} "
-                   "set-rate red a 50Mbps")
+            c0.cmd(f"{REPO}/utilities/flowbundler-ctl set-rate red a 50Mbps")
             result["red_changed"] = tcp(red, web, 3)
         finally:
             for program in programs:

@@ -20,7 +20,7 @@ def iperf_mbit(said: str) -> float:
 
 @pytest.mark.parametrize("topology", [[], ["--topo", "linear,3"], ["--topo", "tree,2"]], ids=str)
 def test_a_shaped_network_is_two_words_away(topology: list[str]) -> None:
-    outcome = mn(*OURS, "fb,bw=100", *topology, "--test", "pingall", "--test", "iperf")
+    outcome = mn(*OURS, "fb,bw=100", *topology, "--test", "pingall", "--test", "iperf,seconds=3")
     assert outcome.status == 0
     assert "0% dropped" in outcome.said
     assert 93 <= iperf_mbit(outcome.said) <= 100
