@@ -192,12 +192,14 @@ mark_late(struct dp_packet_batch *batch, const struct edt_params *p,
  * that, and deletes the others, giving their time back to the meters in
  * 'chain', which 'meter' then joins.  A fair meter admits all of them, unless
  * two others before it are fair: then it does as if it were not, and its rate
- * is kept all the same.  Stores what happened in '*result'. */
+ * is kept all the same.  No other meter admits more than the first 'room'
+ * packets, as they are on the wire, which is what shapers can hold.  Stores
+ * what happened in '*result'. */
 void
 edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
                 const struct edt_params *p, uint32_t meter_id,
-                struct dp_packet_batch *batch, uint64_t now_ns,
-                struct edt_stamp_result *result)
+                struct dp_packet_batch *batch, uint32_t room,
+                uint64_t now_ns, struct edt_stamp_result *result)
 {
     const size_t n = dp_packet_batch_size(batch);
     const bool tso_enabled = userspace_tso_enabled();
@@ -232,12 +234,22 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
         free(allocated);
         return;
     }
-    if (p->limits.per_packet) {
+    if (p->limits.per_packet || OVS_UNLIKELY(tso_enabled)) {
         count_packets(batch, tso_enabled, packet_ends);
+    }
+    if (p->limits.per_packet) {
         ends = packet_ends;
     }
 
-    admitted = n ? edt_meter_reserve(meter, p, now_ns, ends, n, &r) : 0;
+    admitted = MIN(n, room);
+    if (OVS_UNLIKELY(tso_enabled)) {
+        while (admitted && packet_ends[admitted - 1] > room) {
+            admitted--;
+        }
+    }
+    if (OVS_LIKELY(admitted)) {
+        admitted = edt_meter_reserve(meter, p, now_ns, ends, admitted, &r);
+    }
     uint32_t kept_bytes = admitted ? byte_ends[admitted - 1] : 0;
 
     for (size_t i = 0; i < admitted; i++) {

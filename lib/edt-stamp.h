@@ -86,8 +86,8 @@ struct edt_stamp_result {
 
 void edt_stamp_batch(struct edt_chain *, struct edt_meter *,
                      const struct edt_params *, uint32_t meter_id,
-                     struct dp_packet_batch *, uint64_t now_ns,
-                     struct edt_stamp_result *);
+                     struct dp_packet_batch *, uint32_t room,
+                     uint64_t now_ns, struct edt_stamp_result *);
 uint32_t edt_stamp_n_segments(struct dp_packet *);
 
 #endif /* edt-stamp.h */

@@ -740,6 +740,7 @@ held_uncount(struct flow_shaper *s, struct flow_queue *q,
     if (s->thread) {
         shaper_thread_uncount(s->thread, held_pool(held), held->source, 1,
                               held_bytes(held));
+        shaper_thread_uncount_meter(s->thread, q->key.first_meter, 1);
     }
 }
 
@@ -1407,10 +1408,20 @@ flow_append(struct flow_shaper *s, struct flow_queue *q,
     held->edt_ns = edt_ns;
     held->source = source;
     held->info = info;
+    shaper_thread_count_meter(s->thread, q->key.first_meter, 1);
     if (q->state == FLOW_IDLE) {
         flow_becomes_busy(s, q, source.port);
         flow_schedule_head(s, q, edt_ns, now_ns);
     }
+}
+
+/* Has a meter asked for room for packets with 'key', which are stamped?  Fair
+ * meters do not: they give no time before a packet is to leave. */
+static inline bool
+key_is_admitted(const struct shaper_flow_key *key)
+{
+    return !key->late || (key->late != (EDT_LATE_FIRST | EDT_LATE_LAST)
+                          && key->first_meter != key->last_meter);
 }
 
 /* Holds 'packet', which was received at 'source' and is that of 'a' or a part
@@ -1435,6 +1446,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
     }
 
     uint8_t pool = shaper_thread_pool(s->thread, packet);
+    bool admitted = stamped && key_is_admitted(&a->key);
 
     if (OVS_UNLIKELY(s->config->is_line) && q && q->n_packets) {
         /* In order, and so not before its predecessor. */
@@ -1446,7 +1458,10 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         cause = SHAPER_DROP_MAX_DELAY;
     } else if (OVS_UNLIKELY(shaper_n_held(s) >= s->config->max_backlog)) {
         cause = SHAPER_DROP_BACKLOG;
-    } else if (OVS_UNLIKELY(!shaper_thread_room(s->thread, pool, source.port))
+    } else if (OVS_UNLIKELY(!(admitted
+                              ? shaper_thread_admitted_room(s->thread, pool)
+                              : shaper_thread_room(s->thread, pool,
+                                                   source.port)))
                && !s->config->is_line) {
         cause = SHAPER_DROP_BUDGET;
     } else if ((!q || !q->n_packets) && !flows_have_room(s, source.port)) {
@@ -1598,8 +1613,8 @@ bulk_init(const struct flow_shaper *s, struct bulk *bulk,
     bulk->source = sources[0];
     bulk->mempool = shaper_packet_mempool(first);
     bulk->pool = shaper_thread_pool(s->thread, first);
-    bulk->room = MIN(backlog_room, shaper_thread_room(s->thread, bulk->pool,
-                                                      bulk->source.port));
+    bulk->room = MIN(backlog_room,
+                     shaper_thread_admitted_room(s->thread, bulk->pool));
 }
 
 /* Makes the packets of 'bulk' part of the totals. */
@@ -1979,6 +1994,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     }
     counter_add(&q->tx_packets, 1);
     counter_add(&q->tx_bytes, bytes);
+    shaper_thread_uncount_meter(s->thread, q->key.first_meter, 1);
 
     if (OVS_UNLIKELY(d->sources)) {
         drain_to_line(d, head, MAX(edt_ns, head->edt_ns));
@@ -2491,6 +2507,13 @@ account_cb(struct flow_shaper *s OVS_UNUSED, struct flow_queue *q,
 {
     struct account_aux *aux = aux_;
 
+    if (aux->count) {
+        shaper_thread_count_meter(aux->thread, q->key.first_meter,
+                                  q->n_packets);
+    } else {
+        shaper_thread_uncount_meter(aux->thread, q->key.first_meter,
+                                    q->n_packets);
+    }
     for (struct packet_chunk *c = q->n_packets ? q->head : NULL; c;
          c = c == q->tail ? NULL : c->next) {
         int end = c == q->tail ? q->tail_idx : CHUNK_PACKETS;
@@ -2605,6 +2628,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
             held_set_pool(&held, s->thread);
             shaper_thread_count(s->thread, held_pool(&held), held.source, 1,
                                 held_bytes(&held));
+            shaper_thread_count_meter(s->thread, to->key.first_meter, 1);
             s->n_held++;
             s->held_bytes += held_bytes(&held);
             if (!held_is_stamped(&held)) {

@@ -26,11 +26,17 @@
 #include "id-pool.h"
 #include "ovs-atomic.h"
 #include "ovs-thread.h"
+#include "shaper-offload.h"
 #include "util.h"
 
 /* Share of a pool that shapers may hold: the rest is for receiving. */
 #define POOL_SHARE(SIZE) ((SIZE) - (SIZE) / 4)
 #define HEAP_BUDGET_PACKETS 65536   /* Packets that are not in any pool. */
+
+/* What a meter has admitted comes to a shaper at the end of the batch that was
+ * received, or with tx-flush-interval a few batches later.  Meanwhile there is
+ * room for it in a part of the pool that is for nothing else. */
+#define POOL_RESERVE(SIZE) ((SIZE) / 16)
 
 /* Threads share out the pools evenly. */
 static atomic_count n_shaper_threads = ATOMIC_COUNT_INIT(0);
@@ -60,6 +66,7 @@ shaper_thread_destroy(struct shaper_thread *thread)
         free(thread->left);
         free(thread->polled);
         free_cacheline(thread->bytes_by_rxq);
+        free_cacheline(thread->held_by_meter);
         free_cacheline(thread);
         atomic_count_dec(&n_shaper_threads);
     }
@@ -78,22 +85,20 @@ pool_set_size(struct shaper_pool *pool, uint32_t size, unsigned int n_threads)
 {
     pool->size = size;
     pool->budget = POOL_SHARE(size) / MAX(n_threads, 1);
+    pool->reserve = POOL_RESERVE(size) / MAX(n_threads, 1);
 }
 
-/* Returns the index in 'thread' of the pool that the buffer of 'packet' comes
- * from. */
-uint8_t
-shaper_thread_pool(struct shaper_thread *thread,
-                   const struct dp_packet *packet)
+/* Returns the index in 'thread' of 'pool', NULL for the heap. */
+static uint8_t
+find_pool(struct shaper_thread *thread, const void *pool)
 {
     unsigned int n_threads = atomic_count_get(&n_shaper_threads);
-    const void *pool = shaper_packet_mempool(packet);
     uint32_t size = HEAP_BUDGET_PACKETS;
     size_t i;
 
 #ifdef DPDK_NETDEV
     if (pool) {
-        size = packet->mbuf.pool->size;
+        size = ((const struct rte_mempool *) pool)->size;
     }
 #endif
 
@@ -133,6 +138,15 @@ shaper_thread_pool(struct shaper_thread *thread,
     return i;
 }
 
+/* Returns the index in 'thread' of the pool that the buffer of 'packet' comes
+ * from. */
+uint8_t
+shaper_thread_pool(struct shaper_thread *thread,
+                   const struct dp_packet *packet)
+{
+    return find_pool(thread, shaper_packet_mempool(packet));
+}
+
 /* Returns 'array' (NULL if '*n' is 0), which has '*n' elements of 'size'
  * bytes, grown, with zeros, so that it has an element number 'index'.  What a
  * thread counts in for each packet shares no cache line with what others
@@ -143,7 +157,7 @@ shaper_grow(void *array, uint32_t *n, uint32_t index, size_t size)
     uint32_t old = *n;
     void *grown;
 
-    *n = ROUND_UP(index + 1, 256);
+    *n = MAX(ROUND_UP(index + 1, 256), 2 * old);
     grown = xzalloc_cacheline(*n * size);
     if (old) {
         memcpy(grown, array, old * size);
@@ -169,6 +183,53 @@ shaper_thread_grow__(struct shaper_thread *thread, uint8_t pool_idx,
                                            &thread->n_rxqs, source.rxq,
                                            sizeof *thread->bytes_by_rxq);
     }
+}
+
+/* Makes 'thread' count packets of 'meter_id'. */
+void
+shaper_thread_grow_meters__(struct shaper_thread *thread, uint32_t meter_id)
+{
+    thread->held_by_meter = shaper_grow(thread->held_by_meter,
+                                        &thread->n_meters, meter_id,
+                                        sizeof *thread->held_by_meter);
+}
+
+/* Returns how many packets of 'batch', which 'source' has received and which
+ * come to meter 'meter_id', shapers of 'thread' have room for, should they
+ * have to wait; UINT32_MAX if an earlier meter has asked.  The meter, one that
+ * is not fair, is to promise times to no more than these, the first ones, so
+ * that nothing that it promises has to be dropped for want of a buffer.
+ *
+ * A meter may hold as much as is left for its port: dynamic thresholds again,
+ * within the port's.  So of many who are received at one port (an uplink, a
+ * tunnel) those who exceed their rates share what they can have equally, and
+ * leave as much as each of them has for one who does not. */
+uint32_t
+shaper_thread_admit(struct shaper_thread *thread,
+                    const struct dp_packet_batch *batch,
+                    struct shaper_source source, uint32_t meter_id)
+{
+    const struct dp_packet *first = batch->packets[0];
+    const struct shaper_pool *pool;
+    uint32_t left, mine;
+
+    if (dp_packet_batch_is_empty(batch)
+        || (first->md.edt.edt_ns && !first->md.edt.late)) {
+        /* There is nothing, or a meter has asked already. */
+        return UINT32_MAX;
+    }
+    if (first->md.edt.edt_ns) {
+        meter_id = first->md.edt.first_meter;
+    }
+    /* Segments are made in the heap. */
+    pool = &thread->pools[find_pool(thread, (shaper_is_tso(first) ? NULL
+                                             : shaper_packet_mempool(first)))];
+    left = shaper_pool_left(pool, source.port);
+    mine = meter_id < thread->n_meters ? thread->held_by_meter[meter_id] : 0;
+
+    /* Each packet adds to what meter and port have and takes from what is left
+     * for others. */
+    return left > mine ? (left - mine + 2) / 3 : 0;
 }
 
 /* Receive queues that have moved to another thread. */

@@ -33,8 +33,14 @@
  * buffers from, and they come from receive queues that could stop.  The
  * shapers of a thread ("flow-shaper.h") account here for both:
  *
- *  * Buffers of each pool, in all and by receiving port, so that what waits
- *    never stops other ports' receiving.
+ *  * Buffers of each pool, in all, by receiving port, and by the first meter
+ *    that the packets in them have passed.  So what waits never stops other
+ *    ports' receiving, and who exceeds his rate takes no room from those who
+ *    are received at the same port.
+ *
+ *    A meter that shapes asks for room before it promises a packet a time
+ *    (shaper_thread_admit()), and what it has promised is then held for sure,
+ *    so that no time is lost on packets that are dropped.
  *
  *  * Bytes by receive queue, so that a thread can stop polling a queue of
  *    which too much is waiting already.  When a queue moves from one thread to
@@ -58,6 +64,9 @@ struct shaper_source {
 
 #define SHAPER_MAX_POOLS 64
 
+/* Meters with higher ids are not counted. */
+#define SHAPER_MAX_METERS (1u << 18)
+
 /* Most bytes of a receive queue that a limit can be set to. */
 #define SHAPER_MAX_RX_LIMIT (UINT64_C(1) << 40)
 
@@ -66,6 +75,8 @@ struct shaper_pool {
     const void *pool;               /* NULL: the heap. */
     uint32_t size;                  /* Of the whole pool. */
     uint32_t budget;                /* What this thread may hold of it. */
+    uint32_t reserve;               /* On top of it, for what meters have
+                                     * admitted. */
     uint32_t held;
     uint32_t *held_by_port;
     uint32_t n_ports;               /* Elements in 'held_by_port'. */
@@ -82,6 +93,9 @@ struct shaper_thread {
     struct edt_finder meters;       /* Set by the owner; for fair meters. */
     uint64_t *bytes_by_rxq;
     uint32_t n_rxqs;                /* Elements in 'bytes_by_rxq'. */
+    uint32_t n_meters;              /* Elements in 'held_by_meter'. */
+    uint32_t *held_by_meter;        /* Packets, by the first meter that they
+                                     * have passed. */
     uint16_t *polled;               /* Receive queues of the thread. */
     size_t n_polled;
     struct shaper_left *left;
@@ -97,6 +111,10 @@ void shaper_thread_destroy(struct shaper_thread *);
 uint8_t shaper_thread_pool(struct shaper_thread *, const struct dp_packet *);
 void shaper_thread_grow__(struct shaper_thread *, uint8_t pool_idx,
                           struct shaper_source);
+void shaper_thread_grow_meters__(struct shaper_thread *, uint32_t meter_id);
+uint32_t shaper_thread_admit(struct shaper_thread *,
+                             const struct dp_packet_batch *,
+                             struct shaper_source, uint32_t meter_id);
 
 uint32_t shaper_thread_port_share(uint32_t size);
 
@@ -153,22 +171,64 @@ shaper_thread_uncount(struct shaper_thread *thread, uint8_t pool_idx,
     thread->bytes_by_rxq[source.rxq] -= bytes;
 }
 
-/* Returns how many more packets of pool 'pool_idx' that 'port' received a
- * shaper of 'thread' may hold.
- *
- * A port may hold as much as is left for all of them (dynamic thresholds,
- * Choudhury and Hahne, 1998): alone it gets half of the budget, and there is
- * always something left for a port that has nothing yet. */
+/* Counts 'n' packets, of which 'meter_id' is the first meter (UINT32_MAX:
+ * none), that begin to wait. */
+static inline void
+shaper_thread_count_meter(struct shaper_thread *thread, uint32_t meter_id,
+                          uint32_t n)
+{
+    if (OVS_UNLIKELY(meter_id >= thread->n_meters)) {
+        if (meter_id >= SHAPER_MAX_METERS) {
+            return;
+        }
+        shaper_thread_grow_meters__(thread, meter_id);
+    }
+    thread->held_by_meter[meter_id] += n;
+}
+
+/* Takes back what shaper_thread_count_meter() did. */
+static inline void
+shaper_thread_uncount_meter(struct shaper_thread *thread, uint32_t meter_id,
+                            uint32_t n)
+{
+    if (OVS_LIKELY(meter_id < thread->n_meters)) {
+        thread->held_by_meter[meter_id] -= n;
+    }
+}
+
+/* Returns how many buffers of 'pool' are left for 'port', by what it has
+ * received already: it may hold as much as is left for all of them (dynamic
+ * thresholds, Choudhury and Hahne, 1998).  Alone it gets half of the budget,
+ * and there is always something left for a port that has nothing yet. */
+static inline uint32_t
+shaper_pool_left(const struct shaper_pool *pool, uint16_t port)
+{
+    uint32_t used = pool->held + (port < pool->n_ports
+                                  ? pool->held_by_port[port] : 0);
+
+    return pool->budget > used ? pool->budget - used : 0;
+}
+
+/* Returns how many more packets of pool 'pool_idx' that 'port' received, and
+ * that no meter has admitted, a shaper of 'thread' may hold. */
 static inline uint32_t
 shaper_thread_room(const struct shaper_thread *thread, uint8_t pool_idx,
                    uint16_t port)
 {
-    const struct shaper_pool *pool = &thread->pools[pool_idx];
-    uint32_t mine = port < pool->n_ports ? pool->held_by_port[port] : 0;
-
     /* Each packet adds to what the port has and takes from what is left. */
-    return pool->budget > pool->held + mine
-           ? (pool->budget - pool->held - mine + 1) / 2 : 0;
+    return (shaper_pool_left(&thread->pools[pool_idx], port) + 1) / 2;
+}
+
+/* Returns how many more packets of pool 'pool_idx' that
+ * shaper_thread_admit() has admitted a shaper of 'thread' may hold. */
+static inline uint32_t
+shaper_thread_admitted_room(const struct shaper_thread *thread,
+                            uint8_t pool_idx)
+{
+    const struct shaper_pool *pool = &thread->pools[pool_idx];
+    uint32_t limit = pool->budget + pool->reserve;
+
+    return limit > pool->held ? limit - pool->held : 0;
 }
 
 /* Returns the number of bytes of packets that shapers hold and receive queue

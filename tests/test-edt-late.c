@@ -189,8 +189,8 @@ offer(struct test_flow *f, int n, int s)
         struct edt_stamp_result result;
 
         if (p) {
-            edt_stamp_batch(&chain, meter, p, f->meters[i], &batch, now_ns,
-                            &result);
+            edt_stamp_batch(&chain, meter, p, f->meters[i], &batch,
+                            UINT32_MAX, now_ns, &result);
             n_dropped += result.n_dropped;
         }
     }
@@ -678,7 +678,7 @@ test_police(void)
             total++;
         }
         edt_stamp_batch(&chain, &meters[0], edt_meter_params(&meters[0]), 0,
-                        &batch, now_ns, &result);
+                        &batch, UINT32_MAX, now_ns, &result);
         kept = edt_late_police(&finder, &batch, now_ns);
         CHECK(count_1bits(kept) == dp_packet_batch_size(&batch),
               "bitmap %"PRIx32" of %"PRIuSIZE" packets", kept,

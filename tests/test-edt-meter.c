@@ -803,7 +803,7 @@ run_meters(struct fixture *meters, size_t n, struct nlattr *actions,
     for (size_t i = 0; i < n; i++) {
         edt_chain_begin(&chain, a, batch);
         edt_stamp_batch(&chain, &meters[i].meter, meters[i].p, 10 + i, batch,
-                        now_ns, &results[i]);
+                        UINT32_MAX, now_ns, &results[i]);
         edt_chain_end(&chain, a, batch);
         a = nl_attr_next(a);
     }
@@ -995,8 +995,8 @@ test_large_batch(void)
                 n = large ? N : MIN(N - j, MAX_N);
                 dp_packet_batch_reset(&batch);
                 dp_packet_batch_add_array(&batch, &packets[j], n);
-                edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch, now_ns,
-                                &result);
+                edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch,
+                                UINT32_MAX, now_ns, &result);
                 n_dropped[large] += result.n_dropped;
                 CHECK(result.n_packets == n && result.n_bytes == n * MTU
                       && dp_packet_batch_size(&batch) == n - result.n_dropped,
@@ -1073,7 +1073,8 @@ test_ecn(void)
                 dp_packet_batch_add(&batch, packet);
             }
             chain.n = 0;
-            edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch, now_ns, &result);
+            edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch, UINT32_MAX,
+                            now_ns, &result);
             DP_PACKET_BATCH_FOR_EACH (k, packet, &batch) {
                 const uint8_t *data = dp_packet_data(packet);
                 int64_t wait_ns = packet->md.edt.edt_ns - now_ns;

@@ -33,6 +33,7 @@
 #include <string.h>
 
 #include "dp-packet.h"
+#include "edt-stamp.h"
 #include "fb-test.h"
 #include "hash.h"
 #include "odp-util.h"
@@ -586,7 +587,9 @@ world_predict(const struct world *w, const struct record *r, bool put)
         return SHAPER_DROP_MAX_DELAY;
     } else if (w->n_held >= w->config->max_backlog) {
         return SHAPER_DROP_BACKLOG;
-    } else if (w->n_held >= HEAP_BUDGET || mine >= HEAP_BUDGET - w->n_held) {
+    } else if (f->stamped
+               ? w->n_held >= HEAP_BUDGET + HEAP_PACKETS / 16
+               : w->n_held >= HEAP_BUDGET || mine >= HEAP_BUDGET - w->n_held) {
         return SHAPER_DROP_BUDGET;
     } else if (!fifo_length(f)
                && (w->n_active >= w->config->max_flows
@@ -1374,36 +1377,37 @@ test_flows(void)
     }
 }
 
-/* Offers packets of 'source' until one is dropped and returns how many were
- * held. */
+/* Offers packets from 'source', which a meter of its own lets pass as long as
+ * there is room, until it does not, or 'max' and one more are held.  Returns
+ * how many are. */
 static uint32_t
 fill(struct world *w, uint16_t source, uint32_t max)
 {
+    const struct shaper_source from = test_source(source);
     struct shaper_stats stats;
-    uint64_t before;
     uint32_t n;
 
-    memset(&stats, 0, sizeof stats);
-    flow_shaper_get_stats(w->s, &stats);
-    before = stats.counters[SHAPER_DROP_BUDGET];
     for (n = 0; n <= max; n++) {
+        struct flow_id id = w->flows[n % w->n_flows].id;
         struct dp_packet_batch batch;
-        uint64_t edt_ns = w->now_ns + 1000 + n;
+        struct edt_stamp *stamp;
 
+        id.first_meter = 100 + source;
         dp_packet_batch_init_packet(&batch, packet_create(
-            &w->flows[n % w->n_flows].id, edt_ns, 1000, MIN_PACKET, n));
-        struct shaper_source from = test_source(source);
-
-        flow_shaper_enqueue(w->s, &batch, &from, w->now_ns);
-        CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
-        memset(&stats, 0, sizeof stats);
-        flow_shaper_get_stats(w->s, &stats);
-        if (stats.counters[SHAPER_DROP_BUDGET] != before) {
-            CHECK(stats.counters[SHAPER_DROP_BUDGET] == before + 1,
-                  "dropped twice");
+            &id, w->now_ns + 1000 + n, 1000, MIN_PACKET, n));
+        stamp = &batch.packets[0]->md.edt;
+        stamp->edt_ns = 0;
+        if (!shaper_thread_admit(w->thread, &batch, from, id.first_meter)) {
+            dp_packet_delete_batch(&batch, true);
             break;
         }
+        stamp->edt_ns = w->now_ns + 1000 + n;
+        flow_shaper_enqueue(w->s, &batch, &from, w->now_ns);
+        CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
     }
+    memset(&stats, 0, sizeof stats);
+    flow_shaper_get_stats(w->s, &stats);
+    CHECK(!stats.counters[SHAPER_DROP_BUDGET], "what was admitted is dropped");
     return n;
 }
 
@@ -1478,8 +1482,8 @@ test_budget(void)
             threads[i] = shaper_thread_create();
         }
         for (uint32_t source = 0; source < 4; source++) {
-            /* mine < budget - held - mine */
-            uint32_t expected = (budget - held + 1) / 2;
+            /* mine < budget - held - mine - mine */
+            uint32_t expected = (budget - held + 2) / 3;
             uint32_t n = fill(&w, source == 3 ? SHAPER_NO_SOURCE : source,
                               budget);
 
@@ -1500,16 +1504,116 @@ test_budget(void)
 
         w.s = flow_shaper_create(w.config, w.thread, 3, w.now_ns);
         uint32_t n = fill(&w, 9, budget);
-        CHECK(n == (rest + 1) / 2, "source may hold %"PRIu32" packets rather "
-              "than %"PRIu32" in a second shaper", n, (rest + 1) / 2);
+        CHECK(n == (rest + 2) / 3, "source may hold %"PRIu32" packets rather "
+              "than %"PRIu32" in a second shaper", n, (rest + 2) / 3);
         flow_shaper_detach(first);
         flow_shaper_attach(first, other, 4);
         n += fill(&w, 9, budget);
-        CHECK(n == HEAP_BUDGET / 4, "source may hold %"PRIu32" packets in a "
+        CHECK(n == HEAP_BUDGET / 6, "source may hold %"PRIu32" packets in a "
               "second shaper after the first has gone", n);
         flow_shaper_destroy(first);
         shaper_thread_destroy(other);
         world_destroy(&w);
+    }
+}
+
+/* Meters of which all packets are received at one port, where there is little
+ * room: those that are flooded with small frames leave at their rates,
+ * although there is no room for all that might wait, and one that has its rate
+ * kept loses nothing to them. */
+static void
+test_meters_share(void)
+{
+    enum { N_FLOODS = 3, BURST = 16, N_THREADS = 16 };
+    const uint64_t rate_bps = UINT64_C(1000000000), duration_ns = 20 * MS;
+    const uint64_t burst_gap_ns = 2 * BURST * MIN_PACKET * 8;
+    const struct shaper_source source = test_source(0);
+    struct shaper_thread *threads[N_THREADS];
+    struct edt_meter meters[N_FLOODS + 1];
+    uint64_t offered[N_FLOODS + 1] = { 0 };
+    uint64_t sent[N_FLOODS + 1] = { 0 };
+    struct options o = OPTIONS_DEFAULT;
+    struct dp_packet_batch batch;
+    struct dp_packet *packet;
+    struct shaper_stats stats;
+    uint64_t start_ns;
+    struct world w;
+
+    world_init(&w, &o);
+    for (int i = 0; i < N_THREADS; i++) {
+        threads[i] = shaper_thread_create();    /* They only want a share. */
+    }
+    for (int m = 0; m <= N_FLOODS; m++) {
+        struct edt_limits limits = { .rate = rate_bps, .max_delay_us = 50000 };
+
+        edt_meter_init(&meters[m], edt_params_create(&limits));
+    }
+
+    start_ns = w.now_ns;
+    for (; w.now_ns < start_ns + duration_ns; w.now_ns += 1000) {
+        for (int m = 0; m <= N_FLOODS; m++) {
+            const struct edt_params *p = edt_meter_params(&meters[m]);
+            struct flow_id id = { .dest_type = DEST_IPV4, .dest = m };
+            struct edt_stamp_result result;
+            struct edt_chain chain = { .n = 0 };
+            size_t n = NETDEV_MAX_BURST;
+            uint32_t room;
+
+            if (m == N_FLOODS) {
+                n = (w.now_ns - start_ns) % burst_gap_ns < 1000 ? BURST : 0;
+            }
+            dp_packet_batch_init(&batch);
+            for (size_t i = 0; i < n; i++) {
+                dp_packet_batch_add(&batch,
+                                    packet_create(&id, 0, 0, MIN_PACKET, m));
+            }
+            if (!n) {
+                continue;
+            }
+            offered[m] += n;
+            room = shaper_thread_admit(w.thread, &batch, source, m);
+            edt_stamp_batch(&chain, &meters[m], p, m, &batch, room, w.now_ns,
+                            &result);
+
+            struct shaper_source sources[NETDEV_MAX_BURST];
+
+            for (size_t i = 0; i < n; i++) {
+                sources[i] = source;
+            }
+            flow_shaper_enqueue(w.s, &batch, sources, w.now_ns);
+            sent[m] += dp_packet_batch_size(&batch);
+            dp_packet_delete_batch(&batch, true);
+        }
+        while (flow_shaper_drain(w.s, &batch, w.now_ns)) {
+            DP_PACKET_BATCH_FOR_EACH (i, packet, &batch) {
+                sent[packet_number(packet)]++;
+            }
+            dp_packet_delete_batch(&batch, true);
+        }
+        flow_shaper_end_drain(w.s, 0, w.now_ns);
+    }
+
+    memset(&stats, 0, sizeof stats);
+    flow_shaper_get_stats(w.s, &stats);
+    CHECK(!stats.counters[SHAPER_DROP_BUDGET], "what was admitted is dropped");
+    for (int m = 0; m < N_FLOODS; m++) {
+        double rate = sent[m] * MIN_PACKET * 8e9 / duration_ns;
+
+        CHECK(rate > rate_bps * 0.99 && rate < rate_bps * 1.01,
+              "flood %d leaves at %.0f bit/s", m, rate);
+    }
+    /* A burst may be on its way. */
+    CHECK(sent[N_FLOODS] + BURST >= offered[N_FLOODS]
+          && sent[N_FLOODS] > offered[N_FLOODS] / 2,
+          "of %"PRIu64" packets within the rate %"PRIu64" have left",
+          offered[N_FLOODS], sent[N_FLOODS]);
+
+    world_destroy(&w);
+    for (int m = 0; m <= N_FLOODS; m++) {
+        edt_meter_destroy(&meters[m]);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        shaper_thread_destroy(threads[i]);
     }
 }
 
@@ -2666,6 +2770,7 @@ static const struct test tests[] = {
     { "flows", test_flows },
     { "flows-share", test_flows_share },
     { "budget", test_budget },
+    { "meters-share", test_meters_share },
     { "queue-moves", test_queue_moves },
     { "reconfigure", test_reconfigure },
     { "fewer-flows", test_fewer_flows },
