@@ -206,7 +206,7 @@ OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
 
     /* If 'key.late': its meters reserve time for its next packets, its turn,
      * when its last turn is over ("edt-late.h"). */
-    uint32_t n_bytes;               /* Held. */
+    uint32_t n_bytes;               /* Held (also without an EDT). */
     uint32_t turn_bytes;            /* Left of its turn. */
     bool in_turn;                   /* Has a part of it left? */
     uint32_t n_line;                /* First packets, if there is no turn, for
@@ -230,6 +230,7 @@ struct shaper_class {
     struct ovs_list active_node;
     uint64_t unstamped_bytes;       /* Held without an EDT. */
     uint64_t unstamped_limit;       /* Of these: 'max_delay_ns' at its rate. */
+    uint32_t n_unstamped_flows;     /* FIFOs that hold these. */
     uint32_t queue_id;
     atomic_uint64_t tx_packets;
     atomic_uint64_t tx_bytes;
@@ -623,6 +624,13 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     return q;
 }
 
+/* Do packets of 'q' wait without a time from a meter? */
+static inline bool
+flow_is_unstamped(const struct flow_queue *q)
+{
+    return q->key.first_meter == UINT32_MAX;
+}
+
 /* May another FIFO begin to hold packets, the first of them received at
  * 'port'? */
 static inline bool
@@ -647,6 +655,9 @@ flow_becomes_busy(struct flow_shaper *s, struct flow_queue *q, uint16_t port)
     q->port = port;
     s->busy_by_port[port]++;
     s->n_busy++;
+    if (flow_is_unstamped(q)) {
+        s->classes[q->class_idx].n_unstamped_flows++;
+    }
 }
 
 /* Scheduling. */
@@ -710,6 +721,32 @@ flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t edt_ns,
     }
 }
 
+/* May 'q', a FIFO of 'class' for packets without an EDT or NULL if that does
+ * not exist, hold 'bytes' more bytes?
+ *
+ * What the class' rate carries in max-delay is for all FIFOs that have packets
+ * waiting, in equal parts, and what some of them leave is for the others, each
+ * of which may have as much as there is then left.  So whoever comes has a
+ * place, at least for one packet, however long others have been there and
+ * however much they offer. */
+static bool
+class_has_room(const struct shaper_class *class, const struct flow_queue *q,
+               uint32_t bytes)
+{
+    const uint64_t limit = class->unstamped_limit;
+    const bool waits = q && q->n_packets;
+    uint64_t mine = (waits ? q->n_bytes : 0) + bytes;
+    uint32_t n = class->n_unstamped_flows + !waits;
+
+    if (!class->unstamped_bytes || mine * n <= limit) {
+        return true;
+    }
+    if (class->unstamped_bytes + bytes <= limit) {
+        return mine <= limit - class->unstamped_bytes;
+    }
+    return !waits && class->unstamped_bytes / 2 <= limit;
+}
+
 static void flow_schedule_late(struct flow_shaper *, struct flow_queue *,
                                uint64_t since_ns, uint64_t now_ns);
 
@@ -736,6 +773,7 @@ held_uncount(struct flow_shaper *s, struct flow_queue *q,
     if (!held_is_stamped(held)) {
         s->n_unstamped--;
         flow_class(s, q)->unstamped_bytes -= held_bytes(held);
+        q->n_bytes -= held_bytes(held);
     }
     if (s->thread) {
         shaper_thread_uncount(s->thread, held_pool(held), held->source, 1,
@@ -1135,6 +1173,7 @@ reclass_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
 
     q->class_idx = config_class(s->config, q->key.queue_id);
     class = flow_class(s, q);
+    class->n_unstamped_flows += q->n_packets && flow_is_unstamped(q);
     for (struct packet_chunk *c = q->n_packets ? q->head : NULL; c;
          c = c == q->tail ? NULL : c->next) {
         int end = c == q->tail ? q->tail_idx : CHUNK_PACKETS;
@@ -1362,8 +1401,10 @@ line_has_room(const struct flow_shaper *s, const struct dp_packet *packet,
         *cause = SHAPER_DROP_BACKLOG;
         return false;
     }
-    if (!shaper_thread_room(s->thread, shaper_thread_pool(s->thread, packet),
-                            source.port)) {
+    if (!packet->md.edt.edt_ns
+        && !shaper_thread_room(s->thread,
+                               shaper_thread_pool(s->thread, packet),
+                               source.port)) {
         *cause = SHAPER_DROP_BUDGET;
         return false;
     }
@@ -1452,9 +1493,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         /* In order, and so not before its predecessor. */
         edt_ns = MAX(edt_ns, q->tail->held[q->tail_idx - 1].edt_ns);
     }
-    if (OVS_UNLIKELY(!stamped && class->unstamped_bytes
-                     && class->unstamped_bytes + bytes
-                        > class->unstamped_limit)) {
+    if (OVS_UNLIKELY(!stamped && !class_has_room(class, q, bytes))) {
         cause = SHAPER_DROP_MAX_DELAY;
     } else if (OVS_UNLIKELY(shaper_n_held(s) >= s->config->max_backlog)) {
         cause = SHAPER_DROP_BACKLOG;
@@ -1487,6 +1526,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
         if (!stamped) {
             s->n_unstamped++;
             class->unstamped_bytes += bytes;
+            q->n_bytes += bytes;
         } else if (OVS_LIKELY(!q->key.late)) {
             flow_set_gap(s, q, packet->md.edt.gap_ns);
         } else {
@@ -1560,6 +1600,18 @@ arrival_hold(struct flow_shaper *s, const struct arrival *a,
                        edt_ns != 0, q, now_ns);
 }
 
+/* Fills '*key' with the identity of the FIFO for 'packet', which was received
+ * at 'source'.  Senders who have no meters are told apart by their ports. */
+static inline void
+arrival_key(const struct dp_packet *packet, struct shaper_source source,
+            struct shaper_flow_key *key)
+{
+    shaper_flow_key_extract(packet, key);
+    if (!packet->md.edt.edt_ns) {
+        key->last_meter = source.port;
+    }
+}
+
 /* Looks at 'packet', received at 'source', and fills in '*a'. */
 static inline void
 arrival_init(const struct flow_shaper *s, struct arrival *a,
@@ -1582,7 +1634,7 @@ arrival_init(const struct flow_shaper *s, struct arrival *a,
     /* Without a rate no packet that has no EDT begins to wait. */
     a->may_wait = edt_ns || s->n_unstamped || s->config->paced;
     if (a->may_wait) {
-        shaper_flow_key_extract(packet, &a->key);
+        arrival_key(packet, source, &a->key);
     }
 }
 
@@ -1794,7 +1846,7 @@ flow_shaper_put(struct flow_shaper *s, struct dp_packet *packet,
     }
     arrival_init(s, &a, packet, source, tso_enabled, now_ns);
     if (!a.may_wait) {
-        shaper_flow_key_extract(packet, &a.key);
+        arrival_key(packet, source, &a.key);
     }
     a.hash = shaper_flow_key_hash(&a.key);
     arrival_hold(s, &a, packet, source, flow_find(s, &a.key, a.hash),
@@ -1820,6 +1872,9 @@ flow_becomes_idle(struct flow_shaper *s, struct flow_queue *q,
     q->idle_since_ns = now_ns;
     s->n_busy--;
     s->busy_by_port[q->port]--;
+    if (flow_is_unstamped(q)) {
+        flow_class(s, q)->n_unstamped_flows--;
+    }
     ovs_list_push_back(&s->idle_flows, &q->list_node);
 }
 
@@ -1986,6 +2041,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     } else {
         s->n_unstamped--;
         class->unstamped_bytes -= bytes;
+        q->n_bytes -= bytes;
     }
     if (OVS_UNLIKELY(late_ns > s->config->ecn_threshold_ns
                      || (q->key.late && d->now_ns > head->edt_ns
@@ -2636,7 +2692,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
                 flow_class(s, to)->unstamped_bytes += held_bytes(&held);
             }
         }
-        if (to->key.late) {
+        if (to->key.late || !held_is_stamped(&held)) {
             to->n_bytes += held_bytes(&held);
         }
         *flow_push(s, to) = held;

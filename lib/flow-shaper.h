@@ -49,9 +49,10 @@ struct dp_packet_batch;
  *
  *  * In order: packets of one FIFO leave in the order in which they came.  Two
  *    packets share a FIFO only if they passed the same first and last meter
- *    and have the same destination and output queue ("shaper-flow-key.h"), so
- *    departure times rise along a FIFO and no packet waits for that of another
- *    flow.  FIFOs are found by hash and full comparison.
+ *    (or came from the same port, if none) and have the same destination and
+ *    output queue ("shaper-flow-key.h"), so departure times rise along a
+ *    FIFO and no packet waits for that of another flow.  FIFOs are found by
+ *    hash and full comparison.
  *
  *  * Fair: a FIFO gives at most one packet before all the others that are due
  *    have had a turn.

@@ -30,7 +30,8 @@
  * Packets that passed the same first and last meter, have the same destination
  * and leave through the same output queue wait in one FIFO ("flow-shaper.h").
  * The destination is that of the outermost IP header or, without one, the
- * destination MAC address; packets that have neither are all alike.
+ * destination MAC address; packets that have neither are all alike.  Those
+ * that have passed no meter share a FIFO only if one port has received them.
  *
  * If one of the two meters is fair ("edt-late.h"), it is not just the
  * destination but the whole flow: addresses, protocol and ports, the latter 0
@@ -59,8 +60,8 @@ BUILD_ASSERT_DECL(sizeof(struct shaper_flow_ipv4) == 16);
 struct shaper_flow_key {
     union {
         struct {
-            uint32_t first_meter;   /* UINT32_MAX if no meter. */
-            uint32_t last_meter;
+            uint32_t first_meter;   /* UINT32_MAX if no meter: */
+            uint32_t last_meter;    /* then the port of reception. */
             uint32_t queue_id;
             uint16_t addr_type;     /* enum shaper_addr_type. */
             uint16_t late;          /* EDT_LATE_*. */

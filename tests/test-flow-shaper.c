@@ -161,8 +161,8 @@ enum dest_type { DEST_ETH, DEST_IPV4, DEST_IPV6, N_DEST_TYPES };
 
 /* Everything by which FIFOs are told apart. */
 struct flow_id {
-    uint32_t first_meter;       /* UINT32_MAX: no stamp. */
-    uint32_t last_meter;
+    uint32_t first_meter;       /* UINT32_MAX: no stamp... */
+    uint32_t last_meter;        /* ...then where its packets are received. */
     uint32_t queue_id;
     enum dest_type dest_type;
     uint32_t dest;
@@ -276,6 +276,7 @@ struct fifo {
     uint32_t *numbers;          /* Of its packets. */
     size_t head, tail, allocated;
     uint16_t source;            /* Of the packet that it began to wait with. */
+    uint64_t bytes;             /* That it holds. */
 
     unsigned int n_turns;       /* In the current drain. */
     bool due;                   /* At its start. */
@@ -370,7 +371,9 @@ world_add_flow(struct world *w, bool stamped, uint32_t queue_id)
     do {
         f->id = (struct flow_id) {
             .first_meter = stamped ? choose(4) : UINT32_MAX,
-            .last_meter = stamped ? choose(16) : UINT32_MAX,
+            .last_meter = (stamped ? choose(16)
+                           : choose(20) ? choose(MAX_SOURCES - 1)
+                           : SHAPER_NO_SOURCE),
             .queue_id = queue_id,
             .dest_type = choose(N_DEST_TYPES),
             .dest = choose(16),
@@ -533,6 +536,7 @@ world_hold(struct world *w, uint32_t number)
         w->n_active_by_source[f->source % MAX_SOURCES]++;
     }
     fifo_append(f, number);
+    f->bytes += r->size;
     w->n_held++;
     w->n_held_by_source[r->source % MAX_SOURCES]++;
     w->bytes_by_rxq[test_source(r->source).rxq] += r->size;
@@ -550,6 +554,7 @@ world_release(struct world *w, struct fifo *f)
     struct record *r = fifo_first(f);
 
     f->head++;
+    f->bytes -= r->size;
     if (!fifo_length(f)) {
         w->n_active--;
         w->n_active_by_source[f->source % MAX_SOURCES]--;
@@ -562,6 +567,28 @@ world_release(struct world *w, struct fifo *f)
     if (!r->stamped) {
         w->unstamped_bytes[world_class(w, f->id.queue_id)] -= r->size;
     }
+}
+
+/* May 'f', whose packets have no EDT, hold 'size' more bytes in 'class': its
+ * part of what may wait there, or as much as there is left? */
+static bool
+world_has_room(const struct world *w, size_t class, const struct fifo *f,
+               uint32_t size)
+{
+    uint64_t limit = class_unstamped_limit(w, class);
+    uint64_t all = w->unstamped_bytes[class];
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < w->n_flows; i++) {
+        const struct fifo *other = &w->flows[i];
+
+        n += (!other->stamped && (other == f || fifo_length(other))
+              && world_class(w, other->id.queue_id) == class);
+    }
+    return (!all
+            || f->bytes + size <= limit / n
+            || (all + size <= limit && f->bytes + size <= limit - all)
+            || (all + size > limit && !f->bytes && all / 2 <= limit));
 }
 
 /* Says whether 'r' waits (SHAPER_BACKLOG), passes (SHAPER_BYPASSED), or for
@@ -579,11 +606,9 @@ world_predict(const struct world *w, const struct record *r, bool put)
         return SHAPER_BYPASSED;
     }
 
-    uint64_t unstamped = w->unstamped_bytes[class];
-    uint64_t limit = class_unstamped_limit(w, class);
     uint32_t mine = w->n_held_by_source[r->source % MAX_SOURCES];
 
-    if (!r->stamped && unstamped && unstamped + r->size > limit) {
+    if (!r->stamped && !world_has_room(w, class, f, r->size)) {
         return SHAPER_DROP_MAX_DELAY;
     } else if (w->n_held >= w->config->max_backlog) {
         return SHAPER_DROP_BACKLOG;
@@ -613,7 +638,7 @@ world_packet(struct world *w, struct fifo *f, uint64_t edt_ns, uint32_t size,
         .edt_ns = edt_ns ? edt_ns : w->now_ns,
         .flow = f - w->flows,
         .size = size,
-        .source = source,
+        .source = f->stamped ? source : f->id.last_meter,
         .stamped = edt_ns != 0,
     };
     return packet_create(&f->id, edt_ns, f->gap_ns, size, n_records++);
@@ -688,7 +713,8 @@ world_put_one(struct world *w, struct fifo *f, uint64_t edt_ns, uint32_t size,
     } else {
         world_count(w, &records[number], what);
     }
-    flow_shaper_put(w->s, packet, test_source(source), w->now_ns);
+    flow_shaper_put(w->s, packet, test_source(records[number].source),
+                    w->now_ns);
     world_check_stats(w);
 }
 
@@ -1711,7 +1737,9 @@ test_bypass(void)
     for (int i = 0; i < 2; i++) {
         world_offer_one(&w, world_add_flow(&w, true, 0), w.now_ns, MTU, 1);
         world_offer_one(&w, world_add_flow(&w, true, 0), 1, MTU, 1);
+        unstamped->id.last_meter = 1;
         world_offer_one(&w, unstamped, 0, MTU, 1);
+        unstamped->id.last_meter = SHAPER_NO_SOURCE;
         world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
         CHECK(w.counters[SHAPER_BYPASSED] == 4 * (i + 1), "not bypassed");
         if (!i) {
@@ -1740,8 +1768,10 @@ test_bypass(void)
     unstamped = world_add_flow(&w, false, 0);
     world_offer_one(&w, stamped, w.now_ns - 5, MTU, 1);
     CHECK(w.n_held == 1, "not held");
+    unstamped->id.last_meter = SHAPER_NO_SOURCE;
     world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
     CHECK(w.n_held == 1, "held");
+    unstamped->id.last_meter = 1;
     world_offer_one(&w, unstamped, 0, MTU, 1);
     CHECK(w.n_held == 2, "not held");
     world_run_dry(&w);

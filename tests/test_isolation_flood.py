@@ -11,11 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 
+import numpy as np
 import pytest
 from fbtest.pcap import FlowSpec
+from fbtest.probe import Probe
 from fbtest.testbed import Testbed
 
-from shaping import MBIT, SHAPER_DROPS, favour_pmds, run_for, write_results
+from shaping import MBIT, NS, SHAPER_DROPS, favour_pmds, run_for, write_results
 
 #: Windows that are judged, and how long they are.  The counters are read within some ms of
 #: the time that is noted, of which a window this long allows for.
@@ -113,3 +115,36 @@ def test_who_keeps_to_his_rate_loses_nothing_at_a_shared_uplink(testbed: Testbed
     # Nothing; the two counters are read some ms apart, in which B sends 1 % of these 3 s.
     assert lost == 0 and dropped == dict.fromkeys(SHAPER_DROPS, 0)
     assert b_kept == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("rate", [100, 1000])
+def test_ports_that_flood_a_port_share_its_rate(probe_testbed: Testbed, rate: int) -> None:
+    """Without meters: two senders, each to four destinations, at a port with a max-rate."""
+    bed, ovs = probe_testbed, probe_testbed.ovs
+    bed.sink("out")
+    ovs.set_qos("out", "flowbundler", max_rate=rate * MBIT)
+    sources = [bed.source(f"src{i}", [FlowSpec(4 * i + j, dst_ip=f"10.73.{i}.{j}")
+                                      for j in range(4)]) for i in range(2)]
+    ovs.replace_flows(bed.bridge, [
+        f"in_port={s.number},actions=output:{bed.ports['out'].number}" for s in sources])
+    favour_pmds(bed)
+    run_for(ovs, 0.5)
+    with Probe(ovs, "out") as probe:
+        run_for(ovs, 3)
+    recording = probe.recording()
+    assert recording.counters.lost == 0
+    records = recording.records
+    bytes_by_flow = {int(flow): int(records["bytes"][records["flow"] == flow].sum())
+                     for flow in np.unique(records["flow"])}
+    total = sum(bytes_by_flow.values())
+    span = (int(records["time_ns"].max()) - int(records["time_ns"].min())) / NS
+    by_port = [sum(n for flow, n in bytes_by_flow.items() if flow >> 8 & 0xFF == i) / total
+               for i in range(2)]
+    shares = sorted(n / total for n in bytes_by_flow.values())
+    print(f"{rate} Mbit/s: {total * 8 / span / MBIT:.1f}, by port {by_port}, by flow {shares}")
+    write_results("isolation-ports", {f"{rate}": {"by_port": by_port, "by_flow": shares}})
+    assert total * 8 / span == pytest.approx(rate * MBIT, rel=0.01)
+    # 2 %: packets of one size by turns; what is left is where the recording begins and ends.
+    assert len(shares) == 8
+    assert by_port == pytest.approx([0.5, 0.5], rel=0.02)
+    assert shares == pytest.approx([1 / 8] * 8, rel=0.02)
