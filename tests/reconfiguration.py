@@ -237,7 +237,7 @@ def meters_modified(o: Oracle) -> Steps:
 
 #: Packets without a flow, or with one of the datapath that is about to go.
 NO_FLOW = ("datapath_drop_upcall_error", "datapath_drop_userspace_action_error",
-           "drop_action_of_pipeline", "datapath_drop_lock_error", "datapath_drop_meter_gone")
+           "drop_action_of_pipeline", "datapath_drop_lock_error")
 
 
 #: Counters of meters that are deleted.
