@@ -9,6 +9,8 @@ DESTDIR ?=
 OVS_SRC ?=
 # The suite of Debian to take OVS from, if not Debian 13 (trixie): sid has 4.0.
 OVS_SUITE ?=
+# How OVS links DPDK; empty for OVS without it.
+DPDK ?= shared
 CFLAGS ?= -O2 -g -march=native
 
 BUILD := $(abspath $(B))
@@ -20,7 +22,7 @@ export FB_VENV := $(BUILD)/venv
 # OVS's build scripts need no more than Debian's own interpreter, which is the
 # one that the packages installed here belong to.
 PYTHON3 := /usr/bin/python3
-CONFIGURE = ./configure -q --enable-silent-rules --with-dpdk=shared \
+CONFIGURE = ./configure -q --enable-silent-rules $(DPDK:%=--with-dpdk=%) \
 	--prefix=$(PREFIX)$(if $(filter /usr,$(PREFIX)), --sysconfdir=/etc --localstatedir=/var) \
 	PYTHON3=$(PYTHON3) CFLAGS="$(CFLAGS)"
 # In a tree of OVS, unless it was configured so before.
@@ -33,7 +35,7 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
-	check-asan check-asan-switch check-tsan check-clang check-upstream \
+	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
 	check-upstream-changed check-matrix check-full soak fuzz bench bench-quick \
 	bench-tools install debian13 sid clean root
 
@@ -50,6 +52,7 @@ help:
 	@echo 'make check     run all our tests (root)'
 	@echo 'make check-sanitizers  with AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make check-clang  let clang check our code, above all its locks'
+	@echo 'make check-nodpdk  build without DPDK, and what of the tests needs none'
 	@echo 'make check-upstream  OVS own suites, compared with OVS without our patches (SUITES=);'
 	@echo '               check-upstream-changed: the tests of what we change'
 	@echo 'make check-full  all of these'
@@ -62,7 +65,7 @@ help:
 	@echo 'make check-matrix  build and test with all pairs of OVS and DPDK (root)'
 	@echo 'make install   install to PREFIX=$(PREFIX), below DESTDIR='
 	@echo 'make clean     remove $(B)/'
-	@echo 'Variables: B=DIR OVS_SRC=DIR OVS_SUITE=sid CFLAGS=... PREFIX=DIR DESTDIR=DIR'
+	@echo 'Variables: B=DIR OVS_SRC=DIR OVS_SUITE=sid DPDK=shared CFLAGS=... PREFIX=DIR DESTDIR=DIR'
 
 deps:
 	@utilities/install-deps
@@ -141,8 +144,14 @@ check-asan-switch: root venv $(BUILD)/asan/apt-trixie
 	+@$(MAKE) B=$(BUILD)/asan CFLAGS='$(asan_CFLAGS)' ovs probe vm
 	@FB_BUILD=$(BUILD)/asan $(PYTEST) $(asan-switch_TESTS)
 
+# OVS without DPDK, as Debian's package builds it beside the one with: the C programs
+# and our autotests, neither of which needs DPDK.
+check-nodpdk: venv $(BUILD)/nodpdk/apt-trixie
+	+@$(MAKE) B=$(BUILD)/nodpdk DPDK= ovs
+	@FB_BUILD=$(BUILD)/nodpdk $(PYTEST) tests/test_c.py
+
 # OVS's source is downloaded once.
-$(BUILD)/asan/apt-trixie $(BUILD)/tsan/apt-trixie:
+$(BUILD)/asan/apt-trixie $(BUILD)/nodpdk/apt-trixie $(BUILD)/tsan/apt-trixie:
 	@mkdir -p $(@D) $(BUILD)/apt-trixie
 	@ln -sfn ../apt-trixie $@
 

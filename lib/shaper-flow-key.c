@@ -17,6 +17,8 @@
 
 #include "shaper-flow-key.h"
 
+#include <netinet/in.h>
+#include <netinet/ip6.h>
 #include <string.h>
 
 #include "entropy.h"

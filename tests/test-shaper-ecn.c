@@ -501,7 +501,7 @@ test_offload(void)
         frame_mark(&marked, &t);
 
         packet = packet_create(&f, LINK_ETH, f.size, 0);
-        OFFLOADS(packet) |= o->flags;
+        OFFLOADS(packet) = o->flags;
         if (f.inner_ofs) {
             packet->inner_l3_ofs = f.inner_ofs;
             packet->inner_l4_ofs = f.inner_ofs + IP_HEADER_LEN;
