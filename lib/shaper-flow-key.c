@@ -22,13 +22,20 @@
 #include <string.h>
 
 #include "entropy.h"
-#include "hash.h"
 #include "ovs-thread.h"
 #include "shaper-l3.h"
 
 OVS_ALIGNED_VAR(CACHE_LINE_SIZE) uint64_t shaper_flow_key_secret__[8];
 
-/* Chooses the hash function of keys, once.  Thread-safe. */
+/* What tells a flow of IPv6: addresses, ports, and protocol, each padded to
+ * whole words. */
+enum { FLOW_IPV6_WORDS = 10 };
+
+/* For each word of a hash of it. */
+static OVS_ALIGNED_VAR(CACHE_LINE_SIZE)
+uint64_t flow_ipv6_secret[4][FLOW_IPV6_WORDS];
+
+/* Chooses the hash functions of keys and in keys, once.  Thread-safe. */
 void
 shaper_flow_key_init(void)
 {
@@ -37,6 +44,7 @@ shaper_flow_key_init(void)
     if (ovsthread_once_start(&once)) {
         get_entropy_or_die(shaper_flow_key_secret__,
                            sizeof shaper_flow_key_secret__);
+        get_entropy_or_die(flow_ipv6_secret, sizeof flow_ipv6_secret);
         ovsthread_once_done(&once);
     }
 }
@@ -102,6 +110,29 @@ get_ports(const struct dp_packet *packet, size_t ofs, uint8_t proto,
     }
 }
 
+/* Stores in 'hash' a hash of the flow of IPv6 'words' that stands for it: any
+ * two have the same with a probability of about 2^-128, also if a sender has
+ * chosen them, since he does not know the function.  (Whatever its seed, he
+ * would know collisions of hash_bytes128().)  See shaper_flow_key_hash(). */
+static void
+hash_flow_ipv6(const uint32_t words[FLOW_IPV6_WORDS], uint64_t hash[2])
+{
+    uint32_t parts[ARRAY_SIZE(flow_ipv6_secret)];
+
+    BUILD_ASSERT_DECL(sizeof parts == 2 * sizeof *hash);
+
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+        const uint64_t *secret = flow_ipv6_secret[i];
+        uint64_t sum = 0;
+
+        for (size_t j = 0; j < FLOW_IPV6_WORDS; j += 2) {
+            sum += (secret[j] + words[j]) * (secret[j + 1] + words[j + 1]);
+        }
+        parts[i] = sum >> 32;
+    }
+    memcpy(hash, parts, sizeof parts);
+}
+
 /* Fills in the flow that 'packet' belongs to. */
 void
 shaper_flow_key_set_flow__(struct shaper_flow_key *key,
@@ -127,22 +158,15 @@ shaper_flow_key_set_flow__(struct shaper_flow_key *key,
                   IP_IS_FRAGMENT(ip.ip_frag_off) ? 0 : ip.ip_proto,
                   &key->ipv4.src_port);
     } else {
-        struct {
-            struct ovs_16aligned_ip6_hdr ip6;
-            uint8_t ports[4];
-        } flow;
-        uint8_t proto;
-        ovs_u128 hash;
+        struct ovs_16aligned_ip6_hdr ip6;
+        uint32_t words[FLOW_IPV6_WORDS];
 
-        memcpy(&flow.ip6, data + ofs, sizeof flow.ip6);
-        proto = flow.ip6.ip6_nxt;
-        get_ports(packet, ofs + IPV6_HEADER_LEN, proto, flow.ports);
-        /* Only what is the same in all packets of a flow. */
-        memset(&flow.ip6, 0, offsetof(struct ovs_16aligned_ip6_hdr, ip6_src));
-        flow.ip6.ip6_nxt = proto;
-        hash_bytes128(&flow, sizeof flow, 0, &hash);
+        memcpy(&ip6, data + ofs, sizeof ip6);
+        memcpy(&words[0], &ip6.ip6_src, sizeof ip6.ip6_src);
+        memcpy(&words[4], &ip6.ip6_dst, sizeof ip6.ip6_dst);
+        get_ports(packet, ofs + IPV6_HEADER_LEN, ip6.ip6_nxt, &words[8]);
+        words[9] = ip6.ip6_nxt;
         key->addr_type = SHAPER_FLOW_IPV6;
-        key->addr[0] = hash.u64.lo;
-        key->addr[1] = hash.u64.hi;
+        hash_flow_ipv6(words, key->addr);
     }
 }

@@ -35,7 +35,8 @@
  *
  * If one of the two meters is fair ("edt-late.h"), it is not just the
  * destination but the whole flow: addresses, protocol and ports, the latter 0
- * for fragments.  Flows of IPv6 are told apart by a hash of 128 bits. */
+ * for fragments.  Flows of IPv6 are told apart by a hash of 128 bits that only
+ * this process can compute. */
 
 enum shaper_addr_type {
     SHAPER_ADDR_ETH,
@@ -100,7 +101,8 @@ shaper_flow_key_pack__(uint32_t first, uint32_t second)
 }
 
 /* Fills '*key' with the identity of the FIFO for 'packet'.  Reads no further
- * than 'packet' goes: what is truncated is identified by what comes before. */
+ * than 'packet' goes: what is truncated is identified by what comes before.
+ * shaper_flow_key_init() must have been called. */
 static inline void
 shaper_flow_key_extract(const struct dp_packet *packet,
                         struct shaper_flow_key *key)

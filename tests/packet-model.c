@@ -480,6 +480,7 @@ packet_model_check(const struct packet_model_input *input,
                    struct packet_model_seen *seen)
 {
     ovs_assert(input->size <= PACKET_MODEL_MAX);
+    shaper_flow_key_init();
     check_keys(input, false, seen);
     check_keys(input, true, seen);
     check_mark(input, seen);
