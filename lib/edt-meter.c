@@ -192,8 +192,25 @@ edt_meter_own__(struct edt_meter *meter, uint32_t thread_id)
 {
     uint32_t owner = EDT_NO_THREAD;
 
-    return atomic_compare_exchange_strong_relaxed(&meter->owner, &owner,
-                                                  thread_id);
+    /* What the owner before has counted must be seen: edt_meter_disown(). */
+    return atomic_compare_exchange_strong_explicit(&meter->owner, &owner,
+                                                   thread_id,
+                                                   memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+/* Lets the next thread that counts at 'meter' own its counts if 'thread_id'
+ * does, which must have ended: what it has counted last must have happened
+ * before.  Thread-safe. */
+void
+edt_meter_disown(struct edt_meter *meter, uint32_t thread_id)
+{
+    uint32_t owner = thread_id;
+
+    atomic_compare_exchange_strong_explicit(&meter->owner, &owner,
+                                            EDT_NO_THREAD,
+                                            memory_order_release,
+                                            memory_order_relaxed);
 }
 
 /* Reserves time on 'meter' for the packets of a batch at 'now_ns'.  'ends[i]'

@@ -171,7 +171,7 @@ struct edt_counts {
 struct edt_meter {
     OVSRCU_TYPE(struct edt_params *) params;
     atomic_uint64_t tat_ticks;
-    atomic_uint32_t owner;      /* First thread to count. */
+    atomic_uint32_t owner;      /* First thread to count, until it ends. */
     struct edt_counts own_counts;
     struct edt_counts shared_counts;
     struct edt_counts late_drops;   /* See edt_meter_count_drop(). */
@@ -195,6 +195,7 @@ void edt_meter_reset(struct edt_meter *, uint64_t now_ns);
 void edt_meter_get_counts(const struct edt_meter *,
                           uint64_t *packets, uint64_t *bytes);
 bool edt_meter_own__(struct edt_meter *, uint32_t thread_id);
+void edt_meter_disown(struct edt_meter *, uint32_t thread_id);
 
 size_t edt_meter_reserve(struct edt_meter *, const struct edt_params *,
                          uint64_t now_ns, const uint32_t *ends, size_t n,

@@ -1895,6 +1895,70 @@ test_threads_windows(void)
     free(aux);
 }
 
+/* A meter that threads count at, one after the other or several at once. */
+struct count_aux {
+    struct edt_meter *meter;
+    uint32_t thread_id;
+};
+
+#define N_COUNTED 20000
+
+static void *
+count_main(void *aux_)
+{
+    struct count_aux *aux = aux_;
+
+    for (int i = 0; i < N_COUNTED; i++) {
+        edt_meter_count(aux->meter, aux->thread_id, 1, 100);
+    }
+    return NULL;
+}
+
+/* When the thread that owns a meter's counts has ended, another one does,
+ * also of those that are counting meanwhile, and nothing is lost. */
+static void
+test_threads_owners(void)
+{
+    const unsigned int n_rounds = rounds(50);
+    uint64_t packets, bytes, own, n;
+    struct edt_meter meter;
+
+    edt_meter_init(&meter, NULL);
+    for (unsigned int i = 0; i < n_rounds; i++) {
+        struct count_aux aux[N_THREADS];
+        pthread_t threads[N_THREADS];
+        uint32_t first, owner;
+
+        for (unsigned int j = 0; j < N_THREADS; j++) {
+            aux[j].meter = &meter;
+            aux[j].thread_id = j;
+            threads[j] = ovs_thread_create("count", count_main, &aux[j]);
+        }
+        do {
+            atomic_read_relaxed(&meter.owner, &first);
+        } while (first == EDT_NO_THREAD);
+        xpthread_join(threads[first], NULL);
+        edt_meter_disown(&meter, first);
+        for (unsigned int j = 0; j < N_THREADS; j++) {
+            if (j != first) {
+                xpthread_join(threads[j], NULL);
+            }
+        }
+        atomic_read_relaxed(&meter.owner, &owner);
+        CHECK(owner != first, "owned by a thread that has ended");
+        edt_meter_disown(&meter, owner);
+    }
+
+    n = (uint64_t) n_rounds * N_THREADS * N_COUNTED;
+    edt_meter_get_counts(&meter, &packets, &bytes);
+    CHECK(packets == n && bytes == 100 * n, "%"PRIu64" packets, %"PRIu64" "
+          "bytes, not %"PRIu64" packets", packets, bytes, n);
+    atomic_read_relaxed(&meter.own_counts.packets, &own);
+    CHECK(own >= (uint64_t) n_rounds * N_COUNTED,
+          "%"PRIu64" of %"PRIu64" packets counted by owners", own, n);
+    edt_meter_destroy(&meter);
+}
+
 /* Any thread can own a meter's counts, one that polls nothing, too. */
 static void
 test_owner(void)
@@ -1910,6 +1974,12 @@ test_owner(void)
     edt_meter_get_counts(&meter, &packets, &bytes);
     CHECK(packets == 4 && bytes == 400,
           "%"PRIu64" packets, %"PRIu64" bytes", packets, bytes);
+
+    /* Who does not own a meter cannot give it up. */
+    edt_meter_disown(&meter, 5);
+    CHECK(!edt_meter_own__(&meter, 5), "owned by two threads");
+    edt_meter_disown(&meter, NON_PMD_CORE_ID);
+    CHECK(edt_meter_own__(&meter, 5), "still owned by one that has ended");
     edt_meter_destroy(&meter);
 }
 
@@ -1937,6 +2007,7 @@ static const struct test tests[] = {
     { "owner", test_owner },
     { "threads", test_threads },
     { "threads-windows", test_threads_windows },
+    { "threads-owners", test_threads_owners },
 };
 
 int
