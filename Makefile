@@ -36,7 +36,7 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
-	check-upstream-changed check-matrix check-full soak fuzz bench bench-quick \
+	check-upstream-changed check-matrix check-full soak rounds fuzz bench bench-quick \
 	bench-tools install debian13 sid clean root
 
 all: ovs
@@ -57,6 +57,7 @@ help:
 	@echo '               check-upstream-changed: the tests of what we change'
 	@echo 'make check-full  all of these'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
+	@echo 'make rounds    guests that go as their ports do (ROUNDS=50 SEED=)'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
 	@echo 'make bench     run all benchmarks, 1.5 hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
@@ -166,6 +167,11 @@ soak: root all venv vm
 	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/soak.py --minutes $(MINUTES) \
 		$(if $(SEED),--seed $(SEED))
 
+# Guests that go as their ports do, over and over; docs/results/runs.csv adds up.
+ROUNDS ?= 50
+rounds: root all venv
+	@$(FB_VENV)/bin/python tests/rounds.py --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
 # OVS's own tests: whole suites, also those with real interfaces and with DPDK, or
 # those of what the series changes, by their keywords.  What does not pass is compared
 # with OVS without our patches.
@@ -179,7 +185,7 @@ check-upstream: root all
 check-upstream-changed: root all
 	@utilities/upstream-check $(CHANGED:%=-k %)
 
-check-full: check check-sanitizers check-clang check-upstream
+check-full: check check-sanitizers check-clang check-upstream rounds
 
 # Longer than "make check" does it: docs/testing.md.  The library is built
 # before, with the compiler that it is always built with.
