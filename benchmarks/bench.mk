@@ -6,8 +6,8 @@
 FB_BENCH_SRCS = $(FB)/benchmarks/edt-sched-bench.c \
 	$(addprefix $(FB)/tests/,edt-sched-baselines.c) \
 	$(addprefix $(FB)/lib/,carousel.c edt-meter.c edt-sched.c edt-stamp.c \
-		eiffel.c flow-shaper.c mltw.c shaper-flow-key.c \
-		shaper-thread.c)
+		eiffel.c flow-shaper.c mltw.c shaper-delay.c \
+		shaper-flow-key.c shaper-thread.c)
 FB_BENCH_HDRS = $(wildcard $(FB)/lib/*.h $(FB)/tests/*.h)
 FB_BENCH_BUILD = $(LIBTOOL) --quiet --tag=CC --mode=link $(COMPILE) -Werror \
 	-I$(FB)/lib -I$(FB)/tests

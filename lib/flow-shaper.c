@@ -1377,7 +1377,8 @@ line_put(struct flow_shaper *s, struct dp_packet *packet,
 
     if (!stamp->edt_ns) {
         /* As the key of a FIFO has it for packets without a meter. */
-        stamp->first_meter = stamp->last_meter = UINT32_MAX;
+        stamp->first_meter = UINT32_MAX;
+        stamp->last_meter = source.port;
         stamp->gap_ns = 0;
     }
     stamp->edt_ns = when_ns;
@@ -1392,7 +1393,8 @@ line_put(struct flow_shaper *s, struct dp_packet *packet,
 }
 
 /* Returns true if the delay line of 's' may take 'packet', received at
- * 'source', directly; otherwise stores in '*cause' why not. */
+ * 'source', directly; otherwise stores in '*cause' why not.  Meters have asked
+ * for room for packets that have a time. */
 static bool
 line_has_room(const struct flow_shaper *s, const struct dp_packet *packet,
               struct shaper_source source, enum shaper_counter *cause)

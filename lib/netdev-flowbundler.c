@@ -32,6 +32,8 @@
 #include "ovs-thread.h"
 #include "packets.h"
 #include "shaper-delay.h"
+#include "shaper-key.h"
+#include "shaper-rx.h"
 #include "smap.h"
 #include "sset.h"
 #include "timeval.h"
@@ -132,20 +134,6 @@ netdev_fb_create(struct netdev *netdev)
 
 /* Configuration. */
 
-/* One key of a QoS or Queue row's other_config. */
-struct fb_key {
-    const char *name;
-    uint64_t min;
-    uint64_t max;
-    uint64_t def;
-    bool pow2;
-    const char *unit;
-    const char *const *words;       /* If not NULL, 'max' + 1 names for the
-                                     * values from 0 on. */
-    unsigned int schedulers;        /* If not 0, the types of scheduler (1 <<
-                                     * enum edt_sched_type) that it is for. */
-};
-
 #define FOR_WHEELS (1u << EDT_SCHED_MLTW)
 #define FOR_SLOTS (1u << EDT_SCHED_CAROUSEL | 1u << EDT_SCHED_EIFFEL)
 
@@ -176,7 +164,7 @@ enum qos_key {
     QOS_N_KEYS
 };
 
-static const struct fb_key qos_keys[QOS_N_KEYS] = {
+static const struct shaper_key qos_keys[QOS_N_KEYS] = {
     [QOS_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
                        false, "bit/s", NULL, 0 },
     [QOS_MAX_DELAY] = { "max-delay", 1, EDT_MAX_DELAY_US, 50000,
@@ -215,55 +203,12 @@ enum queue_key {
     QUEUE_N_KEYS
 };
 
-static const struct fb_key queue_keys[QUEUE_N_KEYS] = {
+static const struct shaper_key queue_keys[QUEUE_N_KEYS] = {
     [QUEUE_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
                          false, "bit/s", NULL, 0 },
     [QUEUE_BURST] = { "burst", 1, EDT_MAX_BURST_BYTES * 8, 0,
                       false, "bits", NULL, 0 },
 };
-
-/* Parses 'text' as a value of 'key' into '*value'.  Returns false if it is
- * not one. */
-static bool
-fb_parse_value(const struct fb_key *key, const char *text, uint64_t *value)
-{
-    unsigned long long int n;
-
-    if (key->words) {
-        for (uint64_t i = 0; i <= key->max; i++) {
-            if (!strcmp(text, key->words[i])) {
-                *value = i;
-                return true;
-            }
-        }
-        return false;
-    }
-
-    /* str_to_ullong() takes signs and wraps negative numbers. */
-    if (!text[0] || text[strspn(text, "0123456789")]
-        || !str_to_ullong(text, 10, &n) || n < key->min || n > key->max
-        || (key->pow2 && !IS_POW2(n))) {
-        return false;
-    }
-    *value = n;
-    return true;
-}
-
-/* Appends what values 'key' can have. */
-static void
-fb_put_allowed(struct ds *s, const struct fb_key *key)
-{
-    if (key->words) {
-        ds_put_cstr(s, "one of");
-        for (uint64_t i = 0; i <= key->max; i++) {
-            ds_put_format(s, "%s \"%s\"", i ? "," : "", key->words[i]);
-        }
-    } else {
-        ds_put_format(s, "a %s from %"PRIu64" to %"PRIu64" (%s)",
-                      key->pow2 ? "power of two" : "whole number",
-                      key->min, key->max, key->unit);
-    }
-}
 
 /* Checks that each key in 'details' is one for the scheduler in 'values'.
  * Returns NULL if so, otherwise what is wrong, which the caller must free. */
@@ -271,7 +216,7 @@ static char *
 fb_check_scheduler_keys(const struct smap *details, const uint64_t *values)
 {
     for (size_t i = 0; i < QOS_N_KEYS; i++) {
-        const struct fb_key *key = &qos_keys[i];
+        const struct shaper_key *key = &qos_keys[i];
         const char *value = smap_get(details, key->name);
 
         if (value && key->schedulers
@@ -337,8 +282,8 @@ fb_warn_of_delay(const char *name, const uint64_t *values)
 /* Parses 'details' by 'keys' into 'values'.  Returns NULL if successful,
  * otherwise what is wrong, which the caller must free. */
 static char *
-fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
-         const char *table, uint64_t *values)
+fb_parse(const struct smap *details, const struct shaper_key *keys,
+         size_t n_keys, const char *table, uint64_t *values)
 {
     const struct smap_node *node;
 
@@ -347,30 +292,15 @@ fb_parse(const struct smap *details, const struct fb_key *keys, size_t n_keys,
     }
 
     SMAP_FOR_EACH (node, details) {
-        const struct fb_key *key = NULL;
-        struct ds s = DS_EMPTY_INITIALIZER;
-        size_t i;
+        const struct shaper_key *key = shaper_key_find(keys, n_keys,
+                                                       node->key);
 
-        for (i = 0; i < n_keys; i++) {
-            if (!strcmp(node->key, keys[i].name)) {
-                key = &keys[i];
-                break;
-            }
-        }
         if (!key) {
-            ds_put_format(&s, "%s other_config:%s=\"%s\": unknown key, must "
-                          "be one of", table, node->key, node->value);
-            for (i = 0; i < n_keys; i++) {
-                ds_put_format(&s, "%s %s", i ? "," : "", keys[i].name);
-            }
-            return ds_steal_cstr(&s);
+            return shaper_key_unknown(keys, n_keys, table, node->key,
+                                      node->value);
         }
-
-        if (!fb_parse_value(key, node->value, &values[i])) {
-            ds_put_format(&s, "%s other_config:%s=\"%s\": must be ",
-                          table, node->key, node->value);
-            fb_put_allowed(&s, key);
-            return ds_steal_cstr(&s);
+        if (!shaper_key_parse(key, node->value, &values[key - keys])) {
+            return shaper_key_bad_value(key, table, node->value);
         }
     }
 
@@ -848,8 +778,8 @@ netdev_flowbundler_dump_queue_stats(const struct netdev *netdev,
     return 0;
 }
 
-/* Adds to 'smap', an Interface's status, why the configuration of 'netdev' was
- * refused, if it was. */
+/* Adds to 'smap', an Interface's status, why the configuration of 'netdev', as
+ * a port that is sent to or received from, was refused, if it was. */
 void
 netdev_flowbundler_get_status(const struct netdev *netdev, struct smap *smap)
 {
@@ -862,6 +792,7 @@ netdev_flowbundler_get_status(const struct netdev *netdev, struct smap *smap)
         }
         ovs_mutex_unlock(&fb->mutex);
     }
+    shaper_rx_get_status(netdev, smap);
 }
 
 static void
@@ -1215,13 +1146,15 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
 static void
 format_flow_key(struct ds *s, const struct shaper_flow_key *key)
 {
+    ds_put_cstr(s, "meters=");
     if (key->first_meter == UINT32_MAX) {
-        ds_put_cstr(s, "meters=none");
-    } else if (key->first_meter == key->last_meter) {
-        ds_put_format(s, "meters=%"PRIu32, key->first_meter);
+        ds_put_cstr(s, "none");
     } else {
-        ds_put_format(s, "meters=%"PRIu32",%"PRIu32, key->first_meter,
-                      key->last_meter);
+        shaper_rx_format_id(s, key->first_meter);
+        if (key->first_meter != key->last_meter) {
+            ds_put_char(s, ',');
+            shaper_rx_format_id(s, key->last_meter);
+        }
     }
     ds_put_format(s, " queue=%"PRIu32" dst=", key->queue_id);
     if (key->addr_type == SHAPER_ADDR_IPV4) {
@@ -1420,7 +1353,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
 
         ds_put_cstr(s, "  config:");
         for (int i = 0; i < QOS_N_KEYS; i++) {
-            const struct fb_key *key = &qos_keys[i];
+            const struct shaper_key *key = &qos_keys[i];
 
             if (((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD
                   || i == QOS_DELAY || i == QOS_JITTER) && !values[i])
@@ -1519,9 +1452,12 @@ netdev_flowbundler_show(struct unixctl_conn *conn, int argc,
 {
     struct json *ports = json_object_create();
     struct ds s = DS_EMPTY_INITIALIZER;
+    struct sset receivers = SSET_INITIALIZER(&receivers);
     struct netdev_flowbundler *fb;
+    const char *name;
     bool found = false;
 
+    shaper_rx_get_names(&receivers);
     ovs_mutex_lock(&all_ports_mutex);
     LIST_FOR_EACH (fb, node, &all_ports) {
         ovs_mutex_lock(&fb->mutex);
@@ -1531,12 +1467,28 @@ netdev_flowbundler_show(struct unixctl_conn *conn, int argc,
             struct json *port = json_object_create();
 
             fb_show(fb, &s, port);
+            if (sset_find_and_delete(&receivers, fb->name)) {
+                shaper_rx_show(fb->name, &s, port);
+            }
             json_object_put(ports, fb->name, port);
             found = true;
         }
         ovs_mutex_unlock(&fb->mutex);
     }
     ovs_mutex_unlock(&all_ports_mutex);
+
+    SSET_FOR_EACH (name, &receivers) {
+        if (argc == 1 || !strcmp(argv[1], name)) {
+            struct json *port = json_object_create();
+
+            ds_put_format(&s, "%s: off\n", name);
+            json_object_put(port, "shaping", json_boolean_create(false));
+            shaper_rx_show(name, &s, port);
+            json_object_put(ports, name, port);
+            found = true;
+        }
+    }
+    sset_destroy(&receivers);
 
     if (argc > 1 && !found) {
         char *error = xasprintf("%s: no port with QoS type=%s", argv[1],
