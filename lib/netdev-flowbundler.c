@@ -111,13 +111,14 @@ netdev_fb_create(struct netdev *netdev)
     if (!fb) {
         fb = xzalloc(sizeof *fb);
         ovsrcu_init(&fb->config, NULL);
-        atomic_init(&fb->attention, false);
+        atomic_init(&fb->attention, FB_NOBODY);
         fb->name = xstrdup(netdev_get_name(netdev));
         ovs_mutex_init(&fb->mutex);
         ovs_mutex_lock(&fb->mutex);
         hmapx_init(&fb->shapers);
         ovs_list_init(&fb->parked);
         ovs_list_init(&fb->handed_off);
+        fb->receiver = FB_EVERYBODY;
         smap_init(&fb->details);
         hmap_init(&fb->queues);
         fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
@@ -877,12 +878,26 @@ fb_register(struct netdev_flowbundler *fb, struct flow_shaper *s)
     fb->n_pmd_shapers += is_pmd(flow_shaper_core_id(s));
 }
 
+/* Tells threads who of them has something to take. */
+static void
+fb_set_attention(struct netdev_flowbundler *fb)
+    OVS_REQUIRES(fb->mutex)
+{
+    atomic_store_relaxed(&fb->attention,
+                         !ovs_list_is_empty(&fb->parked) ? FB_EVERYBODY
+                         : fb->n_handed_off ? fb->receiver : FB_NOBODY);
+}
+
 static void
 fb_unregister(struct netdev_flowbundler *fb, struct flow_shaper *s)
     OVS_REQUIRES(fb->mutex)
 {
     hmapx_find_and_delete(&fb->shapers, s);
     fb->n_pmd_shapers -= is_pmd(flow_shaper_core_id(s));
+    if (fb->receiver == flow_shaper_core_id(s)) {
+        fb->receiver = FB_EVERYBODY;
+        fb_set_attention(fb);
+    }
 }
 
 /* Clears what in '*stats' is of the present. */
@@ -914,8 +929,8 @@ fb_retire(struct netdev_flowbundler *fb, struct flow_shaper *s)
     flow_shaper_destroy(s);
 }
 
-/* Gives what waits for some thread to 's' or, if 's' is NULL, returns one of
- * the parked shapers. */
+/* Gives what waits for some thread, or for this one, to 's' or, if 's' is
+ * NULL, returns one of the parked shapers. */
 static struct flow_shaper *
 fb_adopt(struct netdev_flowbundler *fb, struct flow_shaper *s,
          struct shaper_thread *thread, unsigned int core_id, uint64_t now_ns)
@@ -936,13 +951,19 @@ fb_adopt(struct netdev_flowbundler *fb, struct flow_shaper *s,
         free(parked);
     }
     if (s) {
-        LIST_FOR_EACH_POP (handed_off, node, &fb->handed_off) {
-            flow_shaper_put(s, handed_off->packet, handed_off->source,
-                            now_ns);
-            free(handed_off);
+        if (fb->receiver == FB_EVERYBODY) {
+            /* What the one before had waiting is in 's' now. */
+            fb->receiver = core_id;
         }
-        fb->n_handed_off = 0;
-        atomic_store_relaxed(&fb->attention, false);
+        if (fb->receiver == core_id) {
+            LIST_FOR_EACH_POP (handed_off, node, &fb->handed_off) {
+                flow_shaper_put(s, handed_off->packet, handed_off->source,
+                                now_ns);
+                free(handed_off);
+            }
+            fb->n_handed_off = 0;
+        }
+        fb_set_attention(fb);
         shaper_thread_find_left(thread);
     }
     return s;
@@ -962,7 +983,7 @@ fb_purge_handed_off(struct netdev_flowbundler *fb)
         free(handed_off);
     }
     fb->n_handed_off = 0;
-    atomic_store_relaxed(&fb->attention, false);
+    fb_set_attention(fb);
 }
 
 /* Brings the shaper 's' that the thread with 'thread' on 'core_id' has for
@@ -976,7 +997,7 @@ netdev_flowbundler_update(const struct netdev *netdev, struct flow_shaper *s,
 {
     struct netdev_flowbundler *fb = netdev_fb(netdev);
     const struct shaper_config *config;
-    bool attention;
+    uint32_t attention;
 
     ovs_mutex_lock(&fb->mutex);
     config = ovsrcu_get(struct shaper_config *, &fb->config);
@@ -989,7 +1010,8 @@ netdev_flowbundler_update(const struct netdev *netdev, struct flow_shaper *s,
     /* The main thread polls too seldom to serve a port well: it adopts only
      * what no PMD thread does. */
     atomic_read_relaxed(&fb->attention, &attention);
-    if (attention && (is_pmd(core_id) || !fb->n_pmd_shapers)) {
+    if ((attention == FB_EVERYBODY || attention == core_id)
+        && (is_pmd(core_id) || !fb->n_pmd_shapers)) {
         if (s && config) {
             /* What is adopted may need what is new: a queue, more FIFOs. */
             flow_shaper_set_config(s, config, now_ns);
@@ -1029,7 +1051,7 @@ netdev_flowbundler_park(const struct netdev *netdev, struct flow_shaper *s)
 
         parked->shaper = s;
         ovs_list_push_back(&fb->parked, &parked->node);
-        atomic_store_relaxed(&fb->attention, true);
+        fb_set_attention(fb);
     } else {
         fb_retire(fb, s);
     }
@@ -1095,6 +1117,29 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     ovsrcu_set_hidden(&netdev->flowbundler, NULL);
 }
 
+/* Chooses who takes what is handed off: always the same thread, so that
+ * packets of a flow stay in order, as long as it serves the port.  Who adopts
+ * what waited there follows it. */
+static void
+fb_choose_receiver(struct netdev_flowbundler *fb)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct hmapx_node *node;
+
+    if (is_pmd(fb->receiver)
+        && (fb->receiver != FB_EVERYBODY || !ovs_list_is_empty(&fb->parked))) {
+        return;
+    }
+    fb->receiver = FB_EVERYBODY;
+    HMAPX_FOR_EACH (node, &fb->shapers) {
+        unsigned int core_id = flow_shaper_core_id(node->data);
+
+        if (is_pmd(core_id)) {
+            fb->receiver = MIN(fb->receiver, core_id);
+        }
+    }
+}
+
 /* Passes those packets of 'batch', in the main thread, that have an EDT, or
  * all if there is a delay, on to a PMD thread that serves 'netdev', if there
  * is one, because the main thread polls too seldom to keep to times, and so
@@ -1116,6 +1161,7 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
             = ovsrcu_get(struct shaper_config *, &fb->config);
         bool delayed = config && config->delay.delay_ns;
 
+        fb_choose_receiver(fb);
         DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
             if (!packet->md.edt.edt_ns && !delayed) {
                 sources[dp_packet_batch_size(batch)] = sources[i];
@@ -1135,8 +1181,7 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
                 COVERAGE_INC(flowbundler_hand_off);
             }
         }
-        atomic_store_relaxed(&fb->attention, fb->n_handed_off
-                             || !ovs_list_is_empty(&fb->parked));
+        fb_set_attention(fb);
     }
     ovs_mutex_unlock(&fb->mutex);
 }

@@ -64,11 +64,17 @@ struct netdev_stats;
 
 #define FLOWBUNDLER_QOS_TYPE "flowbundler"
 
+/* Cores of no thread.  (UINT32_MAX is that of the main thread,
+ * NON_PMD_CORE_ID.) */
+#define FB_NOBODY (UINT32_MAX - 1)
+#define FB_EVERYBODY (UINT32_MAX - 2)
+
 /* Attached to a netdev that has been given this QoS type, for the rest of the
  * netdev's life. */
 struct netdev_flowbundler {
     OVSRCU_TYPE(struct shaper_config *) config; /* NULL: do not shape. */
-    atomic_bool attention;          /* 'parked' or 'handed_off' not empty. */
+    atomic_uint32_t attention;      /* Core of the thread that has something
+                                     * to take, or FB_NOBODY, FB_EVERYBODY. */
 
     struct ovs_list node;           /* In 'all_ports'. */
     char *name;                     /* Of the netdev. */
@@ -77,8 +83,9 @@ struct netdev_flowbundler {
     struct hmapx shapers OVS_GUARDED;       /* Of threads. */
     struct ovs_list parked OVS_GUARDED;     /* Of none. */
     unsigned int n_pmd_shapers OVS_GUARDED;
-    struct ovs_list handed_off OVS_GUARDED;
+    struct ovs_list handed_off OVS_GUARDED; /* For 'receiver'. */
     size_t n_handed_off OVS_GUARDED;
+    uint32_t receiver OVS_GUARDED;  /* Core, or FB_EVERYBODY. */
     struct shaper_stats retired OVS_GUARDED; /* Of shapers that are gone. */
     struct shaper_stats retired_delay OVS_GUARDED; /* Of their delay lines. */
 
@@ -149,14 +156,19 @@ netdev_flowbundler_needs_update(const struct netdev *netdev,
     struct netdev_flowbundler *fb
         = ovsrcu_get(struct netdev_flowbundler *, &netdev->flowbundler);
     const struct shaper_config *config;
-    bool attention;
+    uint32_t attention;
 
     if (OVS_LIKELY(!fb)) {
         return false;
     }
     config = ovsrcu_get(struct shaper_config *, &fb->config);
     atomic_read_relaxed(&fb->attention, &attention);
-    return attention || config != (s ? flow_shaper_config(s) : NULL);
+    if (OVS_UNLIKELY(attention != FB_NOBODY)
+        && (attention == FB_EVERYBODY || !s
+            || attention == flow_shaper_core_id(s))) {
+        return true;
+    }
+    return config != (s ? flow_shaper_config(s) : NULL);
 }
 
 struct flow_shaper *netdev_flowbundler_update(const struct netdev *,
