@@ -29,6 +29,12 @@ _RESULT = re.compile(r"^\s*(\d+): .*?\s"
 # "  12: ofproto-dpif.at:24  ofproto-dpif - resubmit"
 _LISTED = re.compile(r"^\s*(\d+): \S+:\d+\s+(.*?)\s*$")
 
+#: What is said of a test that is `unstable`; .ci/run looks for it.
+AT_FIRST = "FAILED AT FIRST, passed when it was run again, alone"
+
+#: Results of tests that did not do what they should.
+FAILED = ("FAILED", "UNEXPECTED PASS")
+
 # What makes tests that change interfaces and network namespaces leave the machine's
 # alone, whose names they would share, and end with all that they have started.
 _APART = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
@@ -52,9 +58,13 @@ Test = tuple[str, int]
 
 @dataclass
 class Results:
-    """What became of each test of a run."""
+    """What became of each test of a run.
+
+    `unstable` are those that failed, and then passed when they were run again.
+    """
 
     results: dict[Test, str] = field(default_factory=dict)
+    unstable: set[Test] = field(default_factory=set)
 
     def having(self, *results: str) -> set[Test]:
         """The tests with one of `results`."""
@@ -73,7 +83,7 @@ class Results:
     @property
     def failed(self) -> set[Test]:
         """The tests that failed, or passed where that is an error."""
-        return self.having("FAILED", "UNEXPECTED PASS")
+        return self.having(*FAILED)
 
 
 def parse_list(text: str) -> dict[Test, int]:
@@ -91,8 +101,14 @@ def parse_list(text: str) -> dict[Test, int]:
 def parse(text: str, tests: Mapping[Test, int]) -> Results:
     """Read what a suite of `tests` printed; of a test that ran again, the last counts."""
     named = {number: test for test, number in tests.items()}
-    return Results({named[int(match[1])]: match[2] for line in text.splitlines()
-                    if (match := _RESULT.match(line))})
+    results, failed = Results(), set()
+    for line in text.splitlines():
+        if match := _RESULT.match(line):
+            test = named[int(match[1])]
+            results.results[test] = match[2]
+            failed |= {test} if match[2] in FAILED else set()
+    results.unstable = failed - results.failed
+    return results
 
 
 def _environ() -> dict[str, str]:
@@ -123,12 +139,12 @@ def _hugepages(wanted: int) -> Iterator[None]:
 
 
 def run(tree: Path, suite: str = "check", *, jobs: int = 1, keywords: Sequence[str] = (),
-        numbers: Iterable[int] = ()) -> Results:
+        numbers: Iterable[int] = (), recheck: bool = False) -> Results:
     """Run `suite`, a make target, in the built OVS `tree`, `jobs` tests at once.
 
     All of it, or the tests with any of `keywords`, or those with these `numbers`.
-    What fails is run again, alone, as OVS's own CI does for tests that wait for a
-    busy machine - but not if a sanitizer has found something.  Raises
+    With `recheck` what fails is run again, alone, as OVS's own CI does for tests that
+    wait for a busy machine - but not if a sanitizer has found something.  Raises
     `SuiteError` if no test ran, or if the suite failed without a test that did.
     """
     apart = _APART if suite != "check" else ()
@@ -137,7 +153,7 @@ def run(tree: Path, suite: str = "check", *, jobs: int = 1, keywords: Sequence[s
     with _hugepages(_HUGEPAGES) if suite == "check-dpdk" else contextlib.nullcontext():
         done = subprocess.run(
             [*apart, "make", "-C", str(tree), suite, f"TESTSUITEFLAGS={' '.join(flags)}",
-             "RECHECK=yes"],
+             *(["RECHECK=yes"] if recheck else [])],
             env=_environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     ran = any(map(_RESULT.match, done.stdout.splitlines()))
     results = parse(done.stdout, tests_of(tree, suite)) if ran else Results()
