@@ -12,8 +12,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
+from fbtest import procfs
 from fbtest.netns import link_counters
 from fbtest.ovs import Ovs
 from fbtest.pcap import write_frames
@@ -79,8 +79,7 @@ class Speed:
 
 def pmd_threads(switch: Switch, count: int) -> list[int]:
     """The switch's PMD threads, or none as long as they are not `count`."""
-    found = [int(task.name) for task in Path(f"/proc/{switch.pid}/task").iterdir()
-             if (task / "comm").read_text().startswith("pmd-")]
+    found = [tid for tid, name in procfs.threads(switch.pid).items() if name.startswith("pmd-")]
     return found if len(found) == count else []
 
 
@@ -184,10 +183,11 @@ class Rig:
         before = time.monotonic()
         sent = self._sent()
         after = time.monotonic()
-        run = Path(f"/proc/{self.switch.pid}/task/{self._pmd}/schedstat").read_text()
+        run = procfs.run_ns(self.switch.pid, self._pmd)
+        assert run is not None, "the PMD thread has ended"
         stats = self.switch.pmd_stats()
         return Reading((before + after) / 2, sent, stats["packets received"],
-                       stats["idle cycles"] + stats["processing cycles"], int(run.split()[0]))
+                       stats["idle cycles"] + stats["processing cycles"], run)
 
     def _sent(self) -> int:
         if self._host is not None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 
 from fbtest.ovs import Ovs
-from fbtest.proc import spare_cpus
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
@@ -58,11 +57,6 @@ class Switch:
         try:
             self.ovs = Ovs(self._environ())
             self.pid = self.ovs.pid()
-            # Threads of the switch that are not PMD threads, and those that they
-            # start: DPDK puts its own on the PMD thread's core.
-            spare = spare_cpus(self.ovs.pmd_cpus())
-            for task in Path(f"/proc/{self.pid}/task").iterdir():
-                os.sched_setaffinity(int(task.name), spare)
             self._control.settimeout(60)
             self._control.connect(
                 str(Path(self.ovs.env["OVS_RUNDIR"], f"ovs-vswitchd.{self.pid}.ctl")))

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fbtest import procfs, switch
 from fbtest.analysis import check_order, max_deficit, max_excess
 from fbtest.clock import CaptureClock
 from fbtest.ovs import Ovs
@@ -51,9 +52,7 @@ REFERENCE_METER = 90
 
 def pmd_threads(ovs: Ovs) -> list[int]:
     """The kernel's ids of vswitchd's PMD threads."""
-    tasks = Path(f"/proc/{ovs.pid()}/task")
-    return [int(task.name) for task in tasks.iterdir()
-            if (task / "comm").read_text().startswith("pmd-")]
+    return [tid for tid, name in procfs.threads(ovs.pid()).items() if name.startswith("pmd-")]
 
 
 def second_cpu(bed: Testbed) -> int:
@@ -76,7 +75,8 @@ def favour_pmds(bed: Testbed) -> None:
     bed._stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
     os.sched_setaffinity(0, bed.cpus)
     for thread in pmd_threads(bed.ovs):
-        os.setpriority(os.PRIO_PROCESS, thread, -20)
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, thread, -20)
 
 
 def run_for(ovs: Ovs, seconds: float) -> None:
@@ -87,19 +87,11 @@ def run_for(ovs: Ovs, seconds: float) -> None:
         time.sleep(min(left, 0.25))
 
 
-class Log:
-    """What vswitchd logs from now on."""
+class Log(switch.Log):
+    """What vswitchd logs from now on, and what is wrong there."""
 
     def __init__(self, ovs: Ovs):
-        directory = ovs.env.get("OVS_LOGDIR", ovs.env["OVS_RUNDIR"])
-        self._path = Path(directory, "ovs-vswitchd.log")
-        self._start = self._path.stat().st_size
-
-    def lines(self) -> list[str]:
-        """The lines written since."""
-        with self._path.open("rb") as file:
-            file.seek(self._start)
-            return file.read().decode(errors="replace").splitlines()
+        super().__init__(ovs.env)
 
     def problems(self) -> list[str]:
         """The warnings and errors among them.

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fbtest import procfs
 from fbtest.controller import Controller
-from fbtest.fixtures import sandbox
+from fbtest.fixtures import sandbox, shared_switch
 from fbtest.limiters import MeterShaper
 from fbtest.ovs import Ovs
 from fbtest.proc import wait_until
+from fbtest.switch import Switch
 from fbtest.testbed import Testbed
 from fbtest.traffic import parse_iperf3
 
@@ -330,9 +332,16 @@ TCP_WARM_UP, TCP_SECONDS = 1.5, 3.0
 
 
 @pytest.fixture(scope="module")
-def tso_env() -> Iterator[dict[str, str]]:
+def tso_switch() -> Iterator[Switch]:
+    """A vswitchd with TSO."""
+    yield from shared_switch("--memory", "1024", "--set", "userspace-tso-enable=true")
+
+
+@pytest.fixture
+def tso_env(tso_switch: Switch) -> Iterator[dict[str, str]]:
     """The environment of a vswitchd with TSO."""
-    yield from sandbox("--memory", "1024", "--set", "userspace-tso-enable=true")
+    with tso_switch.watched() as env:
+        yield env
 
 
 def test_packets_are_counted_with_tso(tso_env: dict[str, str]) -> None:
@@ -409,11 +418,16 @@ def kill_and_restart(ovs: Ovs) -> None:
     argv = process.joinpath("cmdline").read_text().split("\0")[:-1]
     env = dict(line.split("=", 1)
                for line in process.joinpath("environ").read_text().split("\0") if line)
+    cpus = os.sched_getaffinity(pid)
+
+    def prepare() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.sched_setaffinity(0, cpus)
+
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not process.exists() or "\nState:\tZ" in
-               process.joinpath("status").read_text(), "vswitchd is gone")
+    wait_until(lambda: not procfs.alive(pid), "vswitchd is gone")
     subprocess.run(argv, env=env, check=True, timeout=60, stdin=subprocess.DEVNULL,
-                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+                   preexec_fn=prepare)
     wait_until(ovs.alive, "vswitchd answers", 30)
     assert ovs.pid() != pid
 

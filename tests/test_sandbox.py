@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fbtest import procfs
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
@@ -63,12 +64,9 @@ class Bed:
         links = subprocess.run([*self.prefix, "ip", "-json", "link"],
                                capture_output=True, check=True).stdout
         processes = set()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"OVS_RUNDIR={self.run_dir}".encode() in (path / "environ").read_bytes():
-                    processes.add((path / "cmdline").read_text())
-            except OSError:
-                continue
+        for pid in procfs.pids():
+            if f"OVS_RUNDIR={self.run_dir}" in (procfs.read(pid, "environ") or ""):
+                processes.add(procfs.read(pid, "cmdline") or "")
         return Snapshot(
             links={link["ifname"] for link in json.loads(links)},
             mounts=Path(f"/proc/{self.holder.pid}/mounts").read_text(),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fbtest import procfs
 from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec, write_flows
 from fbtest.proc import wait_until
@@ -204,15 +205,6 @@ def test_bridge_deleted(held: Held) -> None:
     assert held.log.problems() == []
 
 
-def _ended(pid: int) -> bool:
-    """Whether a process is gone, or is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
-
-
 # A sandbox of its own for what ends vswitchd.
 
 _INSIDE = """
@@ -253,7 +245,7 @@ def test_vswitchd_stopped(ovs_env: dict[str, str], tmp_path: Path, how: str) -> 
                 os.kill(pid, signal.SIGTERM)
             else:
                 sandbox.stdin.close()
-            wait_until(lambda: _ended(pid), "vswitchd has ended", 20)
+            wait_until(lambda: not procfs.alive(pid), "vswitchd has ended", 20)
             lines = log.lines()
             # The database goes too: the testbed need not wait for vswitchd.
             if how != "sandbox":

@@ -2,41 +2,27 @@
 
 A conftest.py takes them over with ``pytest_plugins = ["fbtest.fixtures"]``.
 
-`ovs_env` (once a session) is the environment of a running vswitchd: that of
-the `fb-sandbox run` which pytest itself was started under, or else of one
-started here.  `testbed` (once a test) is a fresh `Testbed` on it, gone after
-the test; the test fails if anything is left behind.  `probe_testbed` is the
-same on a vswitchd of its own that has loaded the probe.
+`ovs_env` (once a test) is the environment of a running vswitchd, which tests
+share: that of the `fb-sandbox run` which pytest itself was started under, or
+else of one started here.  `testbed` (once a test) is a fresh `Testbed` on it,
+gone after the test; the test fails if anything is left behind.
+`probe_testbed` is the same on a vswitchd of its own that has loaded the probe.
+
+A vswitchd that dies or hangs fails the test that it happened in, with the
+backtraces of all its threads; tests that follow have another one.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from .netns import our_names
 from .ovs import Ovs
-from .proc import wait_until
+from .switch import Switch, post_mortems
 from .testbed import Testbed
-
-SANDBOX = Path(__file__).resolve().parent.parent / "fb-sandbox"
-
-#: How fb-sandbox ends if a daemon crashed.
-CRASHED = 125
-
-# Runs inside the sandbox: tells its environment, and stays until told to
-# end by the end of its input, which also comes if pytest is killed.
-_INSIDE = """
-import json, os, sys
-print("FBTEST " + json.dumps(dict(os.environ)), flush=True)
-sys.stdin.read()
-"""
 
 
 def _need_root() -> None:
@@ -44,56 +30,75 @@ def _need_root() -> None:
         pytest.skip("network namespaces and DPDK need root")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Look, when a test has failed, whether that is because a switch has."""
+    report = yield
+    if report.failed:
+        # Now, before what the test has made is removed: that would wait for the switch.
+        report.sections += [("ovs-vswitchd", text) for text in post_mortems()]
+    return report
+
+
+def shared_switch(*options: str, given: dict[str, str] | None = None) -> Iterator[Switch]:
+    """Give a vswitchd for several tests, of a fixture of more than a test's scope.
+
+    Each test is to take its environment from its `watched`.
+    """
+    _need_root()
+    switch = Switch(*options, given=given)
+    try:
+        yield switch
+    finally:
+        switch.close()
+
+
 def sandbox(*options: str, crashed: bool = False, **variables: str
             ) -> Iterator[dict[str, str]]:
-    """Run a sandbox, and give the environment in it.
+    """Give the environment of a vswitchd for one test.
 
     `crashed` says whether a daemon of it will have been killed.
     """
     _need_root()
-    process = subprocess.Popen(
-        [str(SANDBOX), "run", *options, "--", sys.executable, "-c", _INSIDE],
-        env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, start_new_session=True)
-    assert process.stdin is not None and process.stdout is not None
+    switch = Switch(*options, variables=variables, crashed=crashed)
     try:
-        for line in process.stdout:
-            if line.startswith("FBTEST "):
-                break
-        else:
-            pytest.fail(f"fb-sandbox ended with status {process.wait()}")
-        yield json.loads(line[len("FBTEST "):])
+        with switch.watched() as env:
+            yield env
     finally:
-        process.stdin.close()
-        try:
-            status = process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            status = process.wait(60)
-        process.stdout.close()
-    assert status == (CRASHED if crashed else 0), f"fb-sandbox ended with status {status}"
+        switch.close()
 
 
 @pytest.fixture(scope="session")
-def ovs_env() -> Iterator[dict[str, str]]:
+def ovs_switch() -> Iterator[Switch]:
+    """A vswitchd with DPDK."""
+    yield from shared_switch(given=dict(os.environ) if "OVS_RUNDIR" in os.environ else None)
+
+
+@pytest.fixture
+def ovs_env(ovs_switch: Switch) -> Iterator[dict[str, str]]:
     """The environment of a running vswitchd with DPDK."""
-    _need_root()
-    if "OVS_RUNDIR" in os.environ:
-        yield dict(os.environ)
-        return
-    if not SANDBOX.exists():
-        pytest.skip("there is no fb-sandbox, and OVS_RUNDIR is not set")
-    yield from sandbox()
+    with ovs_switch.watched() as env:
+        yield env
 
 
 @pytest.fixture(scope="session")
-def probe_env() -> Iterator[dict[str, str]]:
+def probe_switch() -> Iterator[Switch]:
+    """A vswitchd that has loaded the probe."""
+    yield from shared_switch("--probe", "--memory", "1024")
+
+
+@pytest.fixture
+def probe_env(probe_switch: Switch) -> Iterator[dict[str, str]]:
     """The environment of a vswitchd that has loaded the probe."""
-    yield from sandbox("--probe", "--memory", "1024")
+    with probe_switch.watched() as env:
+        yield env
 
 
 def checked_testbed(env: dict[str, str]) -> Iterator[Testbed]:
-    """Give a testbed; check at its end that all it made is gone, and nothing else changed."""
+    """Give a testbed; check at its end that all it made is gone, and nothing else changed.
+
+    The latter if vswitchd still answers, which whoever gave `env` looks at.
+    """
     ovs = Ovs(env)
     config = ovs.get("Open_vSwitch", ".", "other_config")
     before, pid = our_names(os.getpid()), ovs.pid()
@@ -101,7 +106,8 @@ def checked_testbed(env: dict[str, str]) -> Iterator[Testbed]:
         yield bed
     left = sorted(set(our_names(os.getpid())) - set(before))
     assert not left, f"left behind: {' '.join(left)}"
-    wait_until(ovs.alive, "vswitchd answers")
+    if bed.ovs.gone:
+        return
     assert ovs.pid() == pid, "vswitchd is another process than before"
     now = ovs.get("Open_vSwitch", ".", "other_config")
     for key in now.keys() - config.keys():

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import procfs
 from .proc import Background, CommandError, run, wait_until
 
 #: Names of kernel objects made here: this, the maker's pid, and a suffix.
@@ -205,7 +206,7 @@ def remove_stale() -> list[str]:
     gone = []
     for name in our_names():
         match = _OURS.match(name)
-        if match is None or Path(f"/proc/{match[1]}").exists():
+        if match is None or procfs.state(int(match[1])):
             continue
         for argv in (["ip", "link", "del", name], ["ip", "netns", "del", name]):
             try:

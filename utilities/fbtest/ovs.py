@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import procfs
 from .proc import CommandError, parse_cpu_mask, run
 
 #: The OpenFlow version used: the first with meters.
@@ -156,6 +157,8 @@ class Ovs:
 
     def __init__(self, env: Mapping[str, str] | None = None):
         self.env = dict(os.environ if env is None else env)
+        #: Whether vswitchd is known to answer no more.
+        self.gone = False
         if "OVS_RUNDIR" not in self.env:
             raise RuntimeError("OVS_RUNDIR is not set: run this under "
                                "'fb-sandbox run --'")
@@ -163,9 +166,9 @@ class Ovs:
     # The three programs.
 
     def vsctl(self, *args: str, timeout: int = 30) -> str:
-        """``ovs-vsctl``, which waits until vswitchd has followed."""
-        return run("ovs-vsctl", f"--timeout={timeout}", *args, env=self.env,
-                   timeout=timeout + 5)
+        """``ovs-vsctl``, which waits until vswitchd has followed, if it is not `gone`."""
+        return run("ovs-vsctl", f"--timeout={timeout}", *(["--no-wait"] if self.gone else []),
+                   *args, env=self.env, timeout=timeout + 5)
 
     def ofctl(self, *args: str, of: str = OPENFLOW, stdin: str | None = None
               ) -> str:
@@ -181,12 +184,19 @@ class Ovs:
     # The daemon.
 
     def alive(self) -> bool:
-        """Whether vswitchd answers."""
+        """Whether vswitchd answers within 10 s."""
         try:
-            self.appctl("version", timeout=5)
+            self.appctl("version")
         except CommandError:
             return False
         return True
+
+    def running(self) -> bool:
+        """Whether there is a vswitchd, be it one that hangs."""
+        try:
+            return procfs.alive(self.pid())
+        except FileNotFoundError:
+            return False
 
     def pid(self) -> int:
         """The pid of vswitchd."""
@@ -205,12 +215,10 @@ class Ovs:
         A PMD thread polls all the time: what it did not run of a time span,
         something else ran on its core, and nothing was forwarded.
         """
-        found = {}
-        for task in Path(f"/proc/{self.pid()}/task").iterdir():
-            name = (task / "comm").read_text().strip()
-            if name.startswith("pmd-c"):
-                found[name] = int((task / "schedstat").read_text().split()[0])
-        return found
+        pid = self.pid()
+        found = {name: procfs.run_ns(pid, tid)
+                 for tid, name in procfs.threads(pid).items() if name.startswith("pmd-c")}
+        return {name: ns for name, ns in found.items() if ns is not None}
 
     def pmd_cpus(self) -> set[int]:
         """The CPUs that PMD threads poll on, as pmd-cpu-mask says."""

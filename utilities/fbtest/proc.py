@@ -7,6 +7,7 @@ by their own pid, never by name.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from . import procfs
+
 T = TypeVar("T")
+
+#: How long a process that is killed may take to end.
+KILL_S = 5.0
 
 
 class CommandError(RuntimeError):
@@ -43,22 +49,44 @@ def run(
     (unless `check` is false) or does not end in `timeout` seconds.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             argv,
             env=env,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout,
         )
-    except subprocess.TimeoutExpired as exc:
-        raise CommandError(argv, None, f"after {timeout} s") from exc
     except OSError as exc:
         raise CommandError(argv, 127, str(exc)) from exc
-    if check and done.returncode:
-        raise CommandError(argv, done.returncode, done.stderr or done.stdout)
-    return done.stdout
+    try:
+        out, err = process.communicate(stdin, timeout)
+    except subprocess.TimeoutExpired as exc:
+        raise CommandError(argv, None, f"after {timeout} s{_kill(process)}") from exc
+    except BaseException:
+        _kill(process)
+        raise
+    if check and process.returncode:
+        raise CommandError(argv, process.returncode, err or out)
+    return out
+
+
+def _kill(process: subprocess.Popen[str]) -> str:
+    """Kill a process; returns what is to be said of it if it does not end.
+
+    One that waits in the kernel, for a lock of it, ends after that only: it is left
+    alone.  (`subprocess.run` would wait for it for ever.)
+    """
+    waits = procfs.read(process.pid, "wchan") or "?"
+    process.kill()
+    try:
+        process.communicate(timeout=KILL_S)
+    except subprocess.TimeoutExpired:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return f"; it does not end when it is killed: it waits in the kernel ({waits})"
+    return ""
 
 
 def wait_until(
@@ -198,7 +226,9 @@ class Background:
                 self.popen.wait(grace)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
-                self.popen.wait()
+                # (One that waits in the kernel ends after that only.)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.popen.wait(KILL_S)
         return self.popen.returncode
 
     def close(self) -> None:

@@ -174,6 +174,8 @@ class Testbed:
 
     def close(self) -> None:
         """Remove everything; raise if something is left."""
+        # If vswitchd does not answer, nothing waits for it.
+        self.ovs.gone = not self.ovs.alive()
         self._stack.close()
         left = [name for host in self.hosts.values()
                 for name in (host.outer, host.ns.name)]
@@ -205,8 +207,10 @@ class Testbed:
             self.ovs.vsctl("--if-exists", "del-br", self.bridge)
         except CommandError:
             # vswitchd is gone; its database may still be there.
+            self.ovs.gone = True
             run("ovs-vsctl", "--timeout=2", "--no-wait", "--if-exists",
                 "del-br", self.bridge, env=self.ovs.env, check=False)
+        if self.ovs.gone:
             delete_link(self.bridge)
 
     def _keep(self, thing: C) -> C:
@@ -274,17 +278,32 @@ class Testbed:
 
     def testpmd(self, port: VhostPort, **kwargs: Any) -> Testpmd:
         """Start a virtual machine at `port` that can send; ready on return."""
+        self._wait_link("down", port)
         vm = self._keep(Testpmd(port.path, cpus=self.cpus, directory=self.dir,
                                 **kwargs))
         vm.wait_ready()
+        self._wait_link("up", port)
         return vm
+
+    def _wait_link(self, state: str, *ports: VhostPort) -> None:
+        """Wait until the switch has handled that the VM at `ports` came ("up") or went.
+
+        Both take it a while: threads of DPDK hear it first, and tell the main thread,
+        which sets the port up anew.  A VM is ready before that, and what the log has
+        to say of it, such as what its driver cannot do, would come at any time.
+        """
+        for port in ports:
+            self.ovs.vsctl("wait-until", "Interface", port.name, f"link_state={state}",
+                           timeout=40)
 
     def vm(self, *ports: VhostPort, **kwargs: Any) -> Vm:
         """Start a virtual machine at `ports` that counts; ready on return."""
+        self._wait_link("down", *ports)
         # PMD threads may move to its core.
         vm = self._keep(Vm([port.path for port in ports], directory=self.dir,
                            cpus=self.cpus | self.ovs.pmd_cpus(), **kwargs))
         vm.wait_ready()
+        self._wait_link("up", *ports)
         return vm
 
     def delete_port(self, name: str) -> None:
@@ -366,9 +385,11 @@ class Testbed:
         """
         self._subnet += 1
         ip, mac = f"10.71.0.{self._subnet}", f"02:fb:00:01:00:{self._subnet:02x}"
+        self._wait_link("down", port)
         guest = self._keep(Guest(port.path, address=f"{ip}/24", mac=mac,
                                  cpus=self.cpus, **kwargs))
         guest.wait_ready()
+        self._wait_link("up", port)
         for host in self.hosts.values():
             host.ns.ip("neighbor", "replace", ip, "lladdr", mac,
                        "dev", INNER, "nud", "permanent")
