@@ -42,10 +42,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "utilities")]
 from fbtest.fixtures import sandbox  # noqa: E402
 from fbtest.ovs import Ovs  # noqa: E402
 from fbtest.proc import Background, CommandError, group_nice, run, wait_until  # noqa: E402
+from fbtest.procfs import alive  # noqa: E402
 
 import runs  # noqa: E402
 from shaping import pmd_threads  # noqa: E402
-from vhost_guests import VhostGuest, alive, threads  # noqa: E402
+from vhost_guests import VhostGuest, threads  # noqa: E402
 from vhost_peer import Step  # noqa: E402
 
 PATIENCE_S = 2.0

@@ -18,8 +18,9 @@ import pytest
 from fbtest.fixtures import sandbox
 from fbtest.ovs import Ovs
 from fbtest.proc import Background, run, wait_until
+from fbtest.procfs import alive
 
-from vhost_guests import VhostGuest, alive, answers
+from vhost_guests import VhostGuest, answers
 from vhost_peer import Step
 
 HERE = Path(__file__).resolve().parent

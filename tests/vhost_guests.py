@@ -6,7 +6,6 @@ guest does: that vswitchd answers.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fbtest import procfs
 from fbtest.ovs import Ovs
 from fbtest.proc import Background, CommandError, wait_until
 
@@ -114,17 +114,4 @@ def answers(ovs: Ovs) -> bool:
 
 def threads(pid: int) -> list[str]:
     """The names of a process's threads, sorted."""
-    names = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has just ended.
-            names.append((task / "comm").read_text().strip())
-    return sorted(names)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return sorted(procfs.threads(pid).values())
