@@ -211,8 +211,9 @@ class Life:
                                    f"other_config:max-rate={PORT_BPS}",
                                    f"other_config:max-delay={MAX_DELAY_US}").strip()
         first = [Slot(90, CLIENT, self._dir / "v90"), Slot(91, SERVER, self._run_dir / "v91")]
+        # Making the first pool of buffers keeps the main thread busy for seconds.
+        self._restore(first, patience_s=30)
         self._watch.start()
-        self._restore(first)
         # DPDK's thread gets what OVS has for each thread when it first takes a device away.
         for slot in first:
             self._drop_guest(slot)
@@ -220,7 +221,7 @@ class Life:
         self._clear(first)
         self._begun = self._holdings()
 
-    def _restore(self, slots: list[Slot]) -> None:
+    def _restore(self, slots: list[Slot], patience_s: float = 10) -> None:
         """Have the bridge, all ports, guests and traffic there again."""
         ovs = self.ovs
         bridges = ovs.vsctl("list-br").split()
@@ -251,7 +252,7 @@ class Life:
             assert slot.guest is not None
             sent = slot.guest.report().sent
             wait_until(lambda guest=slot.guest, sent=sent: self._looked_at(
-                guest.report().sent > sent), f"guest {slot.name} sends", 10)
+                guest.report().sent > sent), f"guest {slot.name} sends", patience_s)
 
     def _looked_at(self, condition: bool) -> bool:
         self._watch.check()
@@ -443,7 +444,7 @@ def live(choose: random.Random, rounds: int, totals: Totals,
          say: Callable[[str], None]) -> None:
     """Run rounds with one vswitchd; it exits in the last one."""
     with tempfile.TemporaryDirectory(prefix="fb-rounds-") as directory:
-        for env in sandbox("--private-net", "--no-huge", "--memory", "256"):
+        for env in sandbox("--private-net", "--memory", "256"):
             life = Life(env, Path(directory), choose, totals)
             try:
                 life.begin()

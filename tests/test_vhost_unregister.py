@@ -114,7 +114,7 @@ def race(tmp_path: Path) -> Iterator[Race]:
     run("cc", "-O2", "-shared", "-fPIC", *flags, "-o", str(library),
         str(HERE / "preload/vhost-race.c"))
     shared.write_bytes(bytes(16))
-    for env in sandbox("--private-net", "--no-huge", "--memory", "192", LD_PRELOAD=str(library),
+    for env in sandbox("--private-net", "--memory", "192", LD_PRELOAD=str(library),
                        VHOST_RACE=str(shared)):
         del env["LD_PRELOAD"]
         race = Race(env, shared, tmp_path)
