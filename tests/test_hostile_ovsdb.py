@@ -25,8 +25,9 @@ pytestmark = pytest.mark.switch
 WHEEL_KEYS = {"min-granularity", "max-granularity", "wheels", "slots"}
 SLOT_KEYS = {"slot-granularity", "slot-batching"}
 
-# Bytes of the packets that a delay must have room for.
+# Bytes of the packets that a delay must have room for, and how many are received at most.
 MTU = 1514
+BUFFERS = 262_144
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ def read_reference() -> dict[str, dict[str, Key]]:
 
 REFERENCE = read_reference()
 QOS, QUEUE = REFERENCE["QoS"], REFERENCE["Queue"]
+# Of an Interface, what shapes what it receives.
+RECEIVED = {name: key for name, key in REFERENCE["Interface"].items()
+            if name != "shaper-rx-limit"}
 Config = dict[str, str]
 
 
@@ -107,6 +111,24 @@ def expected_queue(config: Config) -> Config | None:
     return None if "burst" in config and "max-rate" not in config else config
 
 
+def expected_received(config: Config) -> Config | None:
+    """Say the same of an Interface's keys."""
+    if not all(RECEIVED[key].allows(value) for key, value in config.items()):
+        return None
+    full = {key.name: key.default for key in RECEIVED.values()
+            if key.default is not None and key.name != "shaper-rx-burst"}
+    full |= {key: RECEIVED[key].shown(value) for key, value in config.items()}
+    rate = int(full.get("shaper-rx-rate", 0))
+    delay, jitter = int(full["shaper-rx-delay"]), int(full["shaper-rx-jitter"])
+    if not rate and {"shaper-rx-burst", "shaper-rx-max-delay"} & config.keys():
+        return None
+    if jitter > delay or rate * (delay + jitter) // (8_000_000 * MTU) > BUFFERS:
+        return None
+    if not rate:
+        del full["shaper-rx-max-delay"]
+    return {key: value for key, value in full.items() if value != "0"}
+
+
 # What is tried.
 
 
@@ -128,15 +150,17 @@ def values(key: Key) -> st.SearchStrategy[str]:
     return st.one_of([good] * 6 + [bad])
 
 
-def records(keys: dict[str, Key]) -> st.SearchStrategy[Config]:
+def records(keys: dict[str, Key], unknown: bool = True) -> st.SearchStrategy[Config]:
     """Give records, most of them allowed but for what their keys say together."""
     known = st.fixed_dictionaries({}, optional={name: values(key) for name, key in keys.items()})
-    unknown = st.dictionaries(
+    others = st.dictionaries(
         st.sampled_from(["max-rat", "MAX-RATE", "", "min-rate", "max_rate", "burst "]) | TEXT,
         TEXT, min_size=1, max_size=2)
     few = known.flatmap(lambda record: st.sets(st.sampled_from(sorted(record)), max_size=3).map(
         lambda names: {name: record[name] for name in names}) if record else st.just({}))
-    return st.one_of(few, few, known, st.builds(lambda a, b: {**a, **b}, few, unknown))
+    if not unknown:
+        return st.one_of(few, few, known)
+    return st.one_of(few, few, known, st.builds(lambda a, b: {**a, **b}, few, others))
 
 
 def test_the_reference_is_read() -> None:
@@ -145,6 +169,7 @@ def test_the_reference_is_read() -> None:
     # The defaults together are in force.
     assert expected({}) is not None
     assert sum(key.power_of_two for key in QOS.values()) == 3
+    assert len(RECEIVED) == 5 and expected_received({}) == {}
 
 
 class Port:
@@ -242,5 +267,48 @@ def test_any_record_is_in_force_or_refused(ovs: Switch) -> None:
 
     run()
     assert done > 20 and refusals > 20, (done, refusals)
+    assert ovs.vswitchd.poll() is None
+    port.close()
+
+
+def received(port: Port) -> tuple[Config, str]:
+    """What is in force of what `p1` receives, and what was refused."""
+    text = port.appctl("flowbundler/show", "p1")
+    config = re.search(r"^  receives:(.*)$", text, re.M)
+    refused = re.search(r"^  refused: (Interface .*?)\n  receives:", text, re.M | re.S)
+    pairs = config[1].split() if config else []
+    return dict(pair.split("=") for pair in pairs), refused[1] if refused else ""
+
+
+def test_what_a_port_receives_is_shaped_as_told_or_as_before(ovs: Switch) -> None:
+    ovs.add_bridge("br0", "p1")
+    port = Port(ovs)
+    assert ovs.vswitchd is not None
+    done = refusals = 0
+
+    @examples(60)
+    @given(records(RECEIVED, unknown=False))
+    def run(config: Config) -> None:
+        nonlocal done, refusals
+        before = {"shaper-rx-rate": "80000", "shaper-rx-max-delay": "50000"}
+        ovs.vsctl("clear", "Interface", "p1", "other_config",
+                  "--", "set", "Interface", "p1", "other_config:shaper-rx-rate=80000")
+        assert received(port) == (before, "")
+
+        pairs = (f"{json.dumps(key)}={json.dumps(value)}" for key, value in config.items())
+        ovs.vsctl("set", "Interface", "p1", "other_config={" + ", ".join(pairs) + "}")
+        wanted = expected_received(config)
+        in_force, refused = received(port)
+        if wanted is None:
+            refusals += 1
+            assert in_force == before
+            assert re.match(r'Interface other_config:shaper-rx-[a-z-]+="', refused), refused
+            assert " must " in refused
+        else:
+            done += 1
+            assert (in_force, refused) == (wanted, "")
+
+    run()
+    assert done > 10 and refusals > 10, (done, refusals)
     assert ovs.vswitchd.poll() is None
     port.close()
