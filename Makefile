@@ -37,6 +37,7 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
 	check-upstream-changed check-matrix check-full soak rounds fuzz bench bench-quick \
+	bench-mininet \
 	bench-tools install debian13 sid clean root
 
 all: ovs
@@ -60,6 +61,7 @@ help:
 	@echo 'make rounds    guests that go as their ports do (ROUNDS=50 SEED=)'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
 	@echo 'make bench     run all benchmarks, 1.5 hours (root); bench-quick: some, 5 minutes'
+	@echo 'make bench-mininet  what links of mininet reach, TCLink beside them (root)'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
 	@echo 'make ovs-stock OVS without our patches, which the benchmarks compare with'
 	@echo 'make debian13  build and try it in a Debian 13 chroot (root); sid: with OVS 4.0'
@@ -204,19 +206,27 @@ bench-tools: root all ovs-stock venv probe
 bench bench-quick: bench-tools
 	@$(FB_VENV)/bin/python benchmarks/run.py all $(if $(findstring quick,$@),--quick)
 
+bench-mininet: root all venv mininet
+	@$(FB_VENV)/bin/python benchmarks/mininet_tables.py
+
 root:
 	@[ "$$(id -u)" -eq 0 ] || { echo 'this needs root: sudo make' >&2; exit 1; }
 
 # OVS as its own makefiles install it, and ours beside it.
 DATA = $(DESTDIR)$(PREFIX)/share/flowbundler
 TOOLS = fb-controller flowbundler-ctl
+# What mininet's classes use of the testbed's library.
+MININET_USES = __init__ netns ovs proc
 
 install: all
 	$(OVS_MAKE) install DESTDIR=$(DESTDIR)
 	install -d $(DATA)/utilities $(DESTDIR)$(PREFIX)/bin
 	install -m 644 requirements.txt $(DATA)
-	install -m 755 utilities/fb-venv $(TOOLS:%=utilities/%) $(DATA)/utilities
-	find controller -name '*.py' -exec install -D -m 644 {} $(DATA)/{} \;
+	install -m 755 utilities/fb-venv utilities/fb-sandbox utilities/mininet-tenants \
+		$(TOOLS:%=utilities/%) $(DATA)/utilities
+	find controller utilities/flowbundler_mininet.py utilities/fbmininet \
+		$(MININET_USES:%=utilities/fbtest/%.py) -name '*.py' \
+		-exec install -D -m 644 {} $(DATA)/{} \;
 	for tool in $(TOOLS); do \
 		printf '#!/bin/sh\nexec %s/%s "$$@"\n' \
 			$(PREFIX)/share/flowbundler/utilities $$tool \

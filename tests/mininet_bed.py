@@ -71,7 +71,7 @@ def run_unchecked(*argv: str, timeout: float = 100, **environ: str) -> Outcome:
         try:
             said, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.terminate()
+            pipe.close()        # Which ends the program.
             said, _ = process.communicate()
             pytest.fail(f"{argv} does not end in {timeout:g} s:\n{said}")
         return Outcome(process.returncode, said, json.loads(pipe.read() or "[]"))
@@ -80,7 +80,7 @@ def run_unchecked(*argv: str, timeout: float = 100, **environ: str) -> Outcome:
 def program(name: str, timeout: float = 100, **arguments: Any) -> Any:
     """What function `name` of mininet_programs.py returns for `arguments`."""
     outcome = run(PYTHON, str(PROGRAMS), name, json.dumps(arguments), timeout=timeout)
-    print(outcome.said)
+    print("\n".join(outcome.said.splitlines()[:-1]))
     return outcome.result
 
 

@@ -9,9 +9,10 @@ interfaces, processes, directories of sandboxes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
+import select
 import subprocess
 import sys
 import time
@@ -63,8 +64,12 @@ def main() -> int:
              ip link set lo up""", repository)
     before = directories(build)
     program = subprocess.Popen(argv)
-    signal.signal(signal.SIGTERM, lambda *_: program.terminate())
-    status = program.wait()
+    # Who would read the report may be gone, or have lost patience.
+    reader = select.poll()
+    reader.register(int(report), select.POLLERR)
+    while (status := program.poll()) is None:
+        if reader.poll(100):
+            program.terminate()
 
     def left() -> list[str]:
         links = [f"interface {name}" for name in os.listdir("/sys/class/net") if name != "lo"]
@@ -78,7 +83,7 @@ def main() -> int:
                 pass
         except ChildProcessError:
             pass
-    with os.fdopen(int(report), "w") as pipe:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(int(report), "w") as pipe:
         json.dump(remaining, pipe)
     return 128 - status if status < 0 else status
 

@@ -12,10 +12,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,37 +110,102 @@ def command_line() -> tuple[Callable[..., Any], dict[str, Any]]:
 
 # The programs.
 
-def rates(bw: float, seconds: float = 5, ours: bool = True, delay: str | None = None,
-          congestion: str | None = None) -> dict[str, Any]:
+def rates(bw: float | None, seconds: float = 5, ours: bool = True, delay: str | None = None,
+          congestion: str | None = None, dpdk: bool = True, warm_up: float = 1
+          ) -> dict[str, Any]:
     """TCP between two hosts at one switch, in one direction and then in the other.
 
     Only the first one's link has a rate, so each direction is that of one end of a link.
     Not `ours`: TCLink on a Linux bridge.
     """
-    params = {} if ours else {"switch": LinuxBridge, "link": TCLink}
+    params = ({"switch": partial(FlowBundlerSwitch, dpdk=dpdk)} if ours
+              else {"switch": LinuxBridge, "link": TCLink})
     result: dict[str, Any] = {}
     with network(**params) as net:
         h1, h2, s1 = net.addHost("h1"), net.addHost("h2"), net.addSwitch("s1")
-        for host, bandwidth in ((h1, bw), (h2, None)):
-            net.addLink(host, s1, bw=bandwidth, delay=delay)
+        net.addLink(h1, s1, bw=bw, delay=delay)
+        net.addLink(h2, s1, delay=delay)
         net.start()
+        for host in (h1, h2):
+            # So that windows can be as large as the path, as mininet wants these.
+            host.cmd("sysctl -qw net.ipv4.tcp_rmem='10240 87380 16777216' "
+                     "net.ipv4.tcp_wmem='10240 87380 16777216'")
         for name, client, server in (("sends", h1, h2), ("receives", h2, h1)):
-            result[name] = tcp(client, server, seconds, congestion=congestion)
+            result[name] = tcp(client, server, seconds, warm_up, congestion)
         result["ping"] = ping(h1, h2)
     return result
 
 
-def round_trips(link: dict[str, Any], count: int = 20, bw_flood: bool = False
-                ) -> dict[str, Any]:
-    """Pings between two hosts at one switch, idle and, if wanted, while TCP fills the links."""
-    with network(SingleSwitchTopo(2, lopts=link)) as net:
+def round_trips(link: dict[str, Any], count: int = 20, busy: bool = False,
+                **switch: Any) -> dict[str, Any]:
+    """Pings between two hosts at one switch, idle and, if `busy`, while TCP fills the links."""
+    with network(SingleSwitchTopo(2, lopts=link), switch=partial(FlowBundlerSwitch, **switch)
+                 ) as net:
         h1, h2 = net["h1"], net["h2"]
         ping(h1, h2, 1)
         result: dict[str, Any] = {"idle": ping(h1, h2, count)}
-        if bw_flood:
-            flood = h1.popen(["iperf3", "-u", "-b", "1M", "-c", h2.IP()])
-            flood.kill()
+        if busy:
+            with filled(h1, h2):
+                result["busy"] = ping(h1, h2, count)
     return result
+
+
+def jitter(link: dict[str, Any], count: int = 60) -> dict[str, Any]:
+    """Pings that are far apart, then UDP packets that are close: which come out of order?"""
+    with network(SingleSwitchTopo(2, lopts=link)) as net:
+        h1, h2 = net["h1"], net["h2"]
+        ping(h1, h2, 1)
+        times = ping(h1, h2, count, 0.1)
+        listener = h2.popen(["iperf3", "-s", "-1", "--forceflush"])
+        for line in listener.stdout:
+            if b"listening" in line:
+                break
+        said, _ = h1.popen(["iperf3", "-u", "-b", "50M", "-l", "1400", "-t", "3", "-J",
+                            "-c", h2.IP()]).communicate()
+        listener.wait()
+        udp = json.loads(said)["end"]["streams"][0]["udp"]
+        return {"ping": times, "packets": udp["packets"], "lost": udp["lost_packets"],
+                "out_of_order": udp["out_of_order"]}
+
+
+def memory(bw: float, delay: str, memory: int | None = None) -> str:
+    """What is said of a link in a switch with so much memory (MB); "" if nothing.
+
+    A UDP flood fills it, and then no packet has been dropped for want of buffers.
+    """
+    net = Mininet(SingleSwitchTopo(2, lopts={"bw": bw, "delay": delay}), link=FlowBundlerLink,
+                  switch=partial(FlowBundlerSwitch, memory=memory), controller=None)
+    try:
+        net.start()
+        flooding = flood(net["h1"], net["h2"], bw * 0.8)
+        time.sleep(1)
+        flooding.kill()
+        flooding.wait()
+        shown = net["s1"].cmd("ovs-appctl flowbundler/show")
+        dropped = [line for line in shown.splitlines() if re.search(r"budget [1-9]", line)]
+        return "\n".join(dropped)
+    except ValueError as error:
+        return str(error)
+    finally:
+        net.stop()
+
+
+@contextmanager
+def filled(client: Node, server: Node) -> Iterator[None]:
+    """TCP from `client` to `server` meanwhile, from when it has found its rate."""
+    listener = server.popen(["iperf3", "-s", "-1", "--forceflush"])
+    sender = None
+    try:
+        for line in listener.stdout:
+            if b"listening" in line:
+                break
+        sender = client.popen(["iperf3", "-c", server.IP(), "-t", "60"])
+        time.sleep(3)
+        yield
+    finally:
+        for program in filter(None, (sender, listener)):
+            program.kill()
+            program.wait()
 
 
 def live_change(before: float, after: float) -> dict[str, Any]:
@@ -154,6 +221,9 @@ def live_change(before: float, after: float) -> dict[str, Any]:
         floods = [flood(h1, h2, 3 * max(before, after)), flood(h2, h1, 3 * max(before, after))]
         result: dict[str, Any] = {}
         try:
+            while min(measured(net, 0.2).values()) < before / 2:
+                pass            # The programs begin.
+            time.sleep(1)       # And fill the queues.
             result["before"] = measured(net, 1.5)
             link.intf1.config(bw=after)
             link.intf2.config(bw=after)
@@ -172,6 +242,7 @@ def live_change(before: float, after: float) -> dict[str, Any]:
             for program in floods:
                 program.kill()
                 program.wait()
+        ping(h1, h2, 10)        # What the flood has left behind goes first.
         result["ping"] = ping(h1, h2, 10)
     return result
 
@@ -271,6 +342,13 @@ def many(networks: int, hosts: int) -> dict[str, Any]:
     return {"lost_percent": lost, "seconds": seconds, "full": len(result)}
 
 
+def another() -> None:
+    """A network with names of its own."""
+    with network() as net:
+        net.addLink(net.addHost("h8"), net.addSwitch("s8"))
+        net.start()
+
+
 def ends(how: str) -> None:
     """A network of two switches that is not stopped: an exception, or worse."""
     net = Mininet(LinearTopo(2, lopts={"bw": 10}), switch=FlowBundlerSwitch,
@@ -284,6 +362,17 @@ def ends(how: str) -> None:
             net.addLink(net["s1"], net["s2"], bw="much")
         except ValueError:
             sys.exit(3)
+    if how == "mn -c":
+        subprocess.run(["mn", "-c"], check=True)
+        sys.exit(4)
+    if how == "second":
+        # Another mininet at the same time, which cannot have a datapath.
+        done = subprocess.run([sys.executable, __file__, "another", "{}"],
+                              capture_output=True, text=True)
+        assert "another ovs-vswitchd" in done.stderr, done.stderr
+        assert net.pingAll() == 0
+        net.stop()
+        sys.exit(5)
     os.kill(os.getpid(), getattr(signal, how))
     time.sleep(60)
 

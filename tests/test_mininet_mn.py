@@ -26,6 +26,11 @@ def test_a_shaped_network_is_two_words_away(topology: list[str]) -> None:
     assert 93 <= iperf_mbit(outcome.said) <= 100
 
 
+def test_a_slow_network_answers() -> None:
+    outcome = mn(*OURS, "fb,bw=10,delay=15ms", "--test", "pingall")
+    assert "0% dropped (2/2 received)" in outcome.said
+
+
 @pytest.mark.parametrize(("link", "message"), [
     ("fb,bw=fast", "bw='fast': is no number; allowed: Mbit/s"),
     ("fb,bandwidth=10", "bandwidth=10: unknown parameter of a link"),

@@ -160,8 +160,9 @@ class FlowBundlerSwitch(OVSSwitch):
             if error := ovs.get("Interface", intf.name, "error"):
                 raise vswitch.SwitchError(f"{intf.name}: {error}")
             status = ovs.get("Interface", intf.name, "status")
-            if error := status.get("qos_error"):
-                raise LinkError(f"{intf.name}: the switch refuses {error}")
+            for key in ("qos_error", "shaper_rx_error"):
+                if error := status.get(key):
+                    raise LinkError(f"{intf.name}: the switch refuses {error}")
 
     def _prepare_peer(self, intf: Intf) -> None:
         """Have what is at the other end finish its frames itself, off the switch's CPUs."""

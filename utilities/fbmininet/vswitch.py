@@ -87,7 +87,7 @@ class VSwitch:
         tree = built_tree()
         said = []
         for with_dpdk in (True, False) if dpdk is None else (dpdk,):
-            options = ["--stock-tree", str(tree), "--memory", str(memory)]
+            options = ["--discard-logs", "--stock-tree", str(tree), "--memory", str(memory)]
             try:
                 environ = self._run([*options, *([] if with_dpdk else ["--no-dpdk"])])
             except SwitchError as error:
