@@ -36,7 +36,7 @@ def measure(scheduler: Scheduler, n: int, seconds: float) -> dict[str, float]:
     with shaping_switch() as switch, Rig(switch, n) as rig:
         rig.set_meters([RATE_BPS / n] * n, BURST_FRAMES)
         rig.forward(metered=True)
-        rig.ovs.set_config(shaper_rx_limit=rx_limit(rig, RATE_BPS))
+        rig.ovs.hold_back(rx_limit(rig, RATE_BPS))
         # All flows are in the datapath, and freed memory is given back.
         time.sleep(3)
         before = resident(switch.pid)

@@ -141,12 +141,12 @@ def measure(n: int, mix: Mix, samples: int, seconds: float) -> dict[str, Any]:
             # after its meter's time: so the times of the flows are spread over the time
             # that one of them takes for a frame (which may be as long as a sample), and
             # do not stay as close together as when the flows were set up.
-            rig.ovs.set_config(shaper_rx_limit=64 * int(mix.mean))
+            rig.ovs.hold_back(64 * int(mix.mean))
             rig.ovs.set_qos("out", "flowbundler", max_rate=int(SPREAD * target),
                              **MLTW.options)
             cell |= set_up(rig, [target / n] * n)
             time.sleep(2 + SPREAD_FRAMES * n * mix.mean * 8 / target)
-            rig.ovs.set_config(shaper_rx_limit=rx_limit(rig, target))
+            rig.ovs.hold_back(rx_limit(rig, target))
             rig.ovs.vsctl("remove", "QoS", rig.ovs.get("Port", "out", "qos"), "other_config",
                           "max-rate")
             time.sleep(2)

@@ -109,7 +109,7 @@ class Lanes:
         """Give all destinations equal parts, and let as much wait as each thread needs."""
         each = FRAMES_EACH * DESTINATIONS * max(self.mix.sizes)
         limit = round(each + total_bps / len(self.outs) / 8 * POLL_GAP_S)
-        self.ovs.set_config(shaper_rx_limit=limit)
+        self.ovs.hold_back(limit)
         set_meters(self.ovs, self.bed.bridge, self.mix, [total_bps / self.n] * self.n,
                    BURST_FRAMES, there=self._metered)
         self._metered = True

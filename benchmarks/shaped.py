@@ -1,7 +1,7 @@
 """A port that shapes traffic from a source that is held back, not dropped.
 
 The source offers more than any rate.  A receive queue is not polled while so
-many bytes that it received wait (other_config:shaper-rx-limit), which stands for
+many bytes that it received wait (shaper-rx-limit), which stands for
 a sender with a bounded window.
 """
 
@@ -115,7 +115,7 @@ class Shaped:
     def set_rates(self, rates_bps: Sequence[float]) -> None:
         """Change the rates of all meters, and what may wait, in place."""
         limit = rx_limit(self.rig, sum(rates_bps))
-        self.rig.ovs.set_config(shaper_rx_limit=limit)
+        self.rig.ovs.hold_back(limit)
         self.rig.set_meters(rates_bps, BURST_FRAMES)
 
     def attempt(self, total_bps: float) -> Try:

@@ -21,6 +21,7 @@
 #include "compiler.h"
 #include "coverage.h"
 #include "dp-packet.h"
+#include "dpdk.h"
 #include "edt-stamp.h"
 #include "odp-util.h"
 #include "ovs-atomic.h"
@@ -64,6 +65,13 @@ BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
  * is always something left for a port that has none yet. */
 #define FLOWS_SHARE 8
 
+/* What may go ahead of a rate before others have to make up for it, beside
+ * MAX_CATCH_UP_NS of it: the bursts of address resolution. */
+#define MAX_DEBT_BYTES \
+    (SHAPER_CONTROL_BURST * SHAPER_CONTROL_PORT_PARTS \
+     / SHAPER_CONTROL_ALL_PARTS)
+
+#define SHARE_PARTS 2               /* See share_begin(). */
 #define MAX_EXPIRED 64              /* Dropped in one call at most. */
 #define MAX_LINE 4096               /* Packets given times in one call. */
 #define DUE_BURST 64                /* FIFOs taken from the wheel at once. */
@@ -273,11 +281,15 @@ struct flow_shaper {
     uint32_t *busy_by_port;         /* Of these, by 'port'. */
     uint32_t n_ports;               /* Elements in 'busy_by_port'. */
     bool port_backlogged;
+    uint64_t share_ticks;           /* Until when the main thread has used its
+                                     * share of rates. */
     uint64_t round_ns;              /* If not 0, of drain_due(). */
     struct ovs_list active_classes;
+    struct ovs_list ahead_ready;    /* Of struct flow_queue, as a class's. */
     struct ovs_list idle_flows;     /* Longest idle first. */
     struct packet_chunk *free_chunks;
     struct flow_queue *free_flows;
+    struct shaper_control control;
 
     struct shaper_class *classes;
     size_t n_classes;
@@ -320,6 +332,7 @@ shaper_counter_name(enum shaper_counter counter)
     case SHAPER_BYPASSED_BYTES: return "bypassed_bytes";
     case SHAPER_BATCHES: return "batches";
     case SHAPER_ECN_MARKED: return "ecn_marked";
+    case SHAPER_AHEAD: return "ahead";
     case SHAPER_DROP_MAX_DELAY: return "drop_max_delay";
     case SHAPER_DROP_BACKLOG: return "drop_backlog";
     case SHAPER_DROP_BUDGET: return "drop_budget";
@@ -683,6 +696,14 @@ node_flow(struct shaper_node *node)
     return CONTAINER_OF(node, struct flow_queue, node);
 }
 
+/* Do packets of 'q' leave when their time has come, ahead of the rates of the
+ * port and the queue? */
+static inline bool
+flow_goes_ahead(const struct flow_queue *q)
+{
+    return OVS_UNLIKELY(q->key.addr_type & SHAPER_ADDR_AHEAD);
+}
+
 static void
 flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
 {
@@ -690,6 +711,10 @@ flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
 
     held_prefetch(flow_head(q));
     q->state = FLOW_READY;
+    if (flow_goes_ahead(q)) {
+        ovs_list_push_back(&s->ahead_ready, &q->list_node);
+        return;
+    }
     ovs_list_push_back(&class->ready, &q->list_node);
     class_activate(s, class);
 }
@@ -919,6 +944,7 @@ flow_shaper_create(const struct shaper_config *config,
     s->core_id = core_id;
     s->sched = sched_create(s, now_ns);
     ovs_list_init(&s->active_classes);
+    ovs_list_init(&s->ahead_ready);
     ovs_list_init(&s->idle_flows);
     buckets_init(s);
     classes_init(s);
@@ -1030,7 +1056,7 @@ flow_schedule_late(struct flow_shaper *s, struct flow_queue *q,
 
         if (q->turn_bytes || q->n_line || s->releasing) {
             flow_schedule(s, q, flow_head_edt(q), now_ns);
-            if (q->state == FLOW_READY && q->in_turn) {
+            if (q->state == FLOW_READY && q->in_turn && !flow_goes_ahead(q)) {
                 /* The rest of its turn leaves before others have their
                  * next. */
                 ovs_list_remove(&q->list_node);
@@ -1107,6 +1133,7 @@ flow_shaper_destroy(struct flow_shaper *s)
     slabs_destroy(&s->flow_slabs);
     free(s->buckets);
     free_cacheline(s->busy_by_port);
+    shaper_control_destroy(&s->control);
     shaper_config_unref(s->config);
     free_cacheline(s);
 }
@@ -1145,6 +1172,9 @@ unschedule_all(struct flow_shaper *s)
         LIST_FOR_EACH_POP (q, list_node, &class->ready) {
             q->state = FLOW_WAITING;
         }
+    }
+    LIST_FOR_EACH_POP (q, list_node, &s->ahead_ready) {
+        q->state = FLOW_WAITING;
     }
     ovs_list_init(&s->active_classes);
 }
@@ -1436,6 +1466,7 @@ struct arrival {
                                      * FIFO? */
     bool must_wait;                 /* Does it have to wait in any case (unless
                                      * the shaper is closing)? */
+    bool goes_ahead;                /* Of rates that others wait for? */
 };
 
 /* Puts 'packet', received at 'source', at the end of 'q', with 'edt_ns' and
@@ -1614,9 +1645,66 @@ arrival_key(const struct dp_packet *packet, struct shaper_source source,
     }
 }
 
+/* May 'packet', which 'port' has received, go ahead of the rates of 's' and
+ * 'class', since it is address resolution and not too much of that? */
+static bool
+resolution_goes_ahead(struct flow_shaper *s, const struct shaper_class *class,
+                      const struct dp_packet *packet, uint16_t port,
+                      uint64_t now_ns)
+{
+    struct shaper_pace *const paces[] = { s->config->port_pace, class->pace };
+    uint32_t bytes = dp_packet_size(packet) + s->config->overhead_bytes;
+    struct shaper_control_rate rates[ARRAY_SIZE(paces)];
+    size_t n = 0;
+
+    for (size_t i = 0; i < ARRAY_SIZE(paces); i++) {
+        if (paces[i]) {
+            rates[n].params = edt_meter_params(&paces[i]->meter);
+            rates[n].all_ticks = &paces[i]->ahead_ticks;
+            n += rates[n].params != NULL;
+        }
+    }
+    return !n || shaper_control_admit(&s->control, rates, n, port, bytes,
+                                      now_ns);
+}
+
+/* Charges what has gone ahead, 'bytes' at once, to 'pace'.  If the switch
+ * itself sends more than the rate that will not make up for it: others would
+ * have to wait until it is paid. */
+static void
+pace_charge_ahead(struct shaper_pace *pace, uint32_t bytes, uint64_t now_ns)
+{
+    const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
+
+    if (p) {
+        /* What others have yet to catch up on is theirs. */
+        uint64_t start = edt_meter_pace_start(&pace->meter, p, now_ns,
+                                              MAX_CATCH_UP_NS);
+
+        int64_t debt = start - (now_ns << EDT_TICK_SHIFT);
+        int64_t max_debt = (MAX_CATCH_UP_NS << EDT_TICK_SHIFT)
+                           + edt_cost(p, MAX_DEBT_BYTES);
+
+        if (debt < max_debt) {
+            edt_meter_charge(&pace->meter, start, edt_cost(p, bytes));
+        }
+    }
+}
+
+/* Counts 'packets' packets of 'class' that go ahead, of 'bytes' bytes with
+ * what is added to each. */
+static void
+class_count_ahead(struct flow_shaper *s, const struct shaper_class *class,
+                  uint32_t packets, uint32_t bytes, uint64_t now_ns)
+{
+    counter_add(&s->counters[SHAPER_AHEAD], packets);
+    pace_charge_ahead(s->config->port_pace, bytes, now_ns);
+    pace_charge_ahead(class->pace, bytes, now_ns);
+}
+
 /* Looks at 'packet', received at 'source', and fills in '*a'. */
 static inline void
-arrival_init(const struct flow_shaper *s, struct arrival *a,
+arrival_init(struct flow_shaper *s, struct arrival *a,
              const struct dp_packet *packet, struct shaper_source source,
              bool tso_enabled, uint64_t now_ns)
 {
@@ -1624,19 +1712,31 @@ arrival_init(const struct flow_shaper *s, struct arrival *a,
 
     a->class_idx = config_class(s->config, packet->md.skb_priority);
     a->must_wait = edt_ns > now_ns || (edt_ns && packet->md.edt.late);
+    a->goes_ahead = false;
     if (s->config->paced) {
-        a->must_wait |= (s->config->port_pace
-                         || s->classes[a->class_idx].pace)
-                        && (edt_ns || source.port != SHAPER_NO_SOURCE);
+        const struct shaper_class *class = &s->classes[a->class_idx];
+
+        if (s->config->port_pace || class->pace) {
+            a->goes_ahead = OVS_UNLIKELY(source.port == SHAPER_NO_SOURCE)
+                            || (shaper_control_is_resolution(packet)
+                                && resolution_goes_ahead(s, class, packet,
+                                                         source.port,
+                                                         now_ns));
+            a->must_wait |= !a->goes_ahead;
+        }
     }
     if (OVS_UNLIKELY(tso_enabled) && edt_ns) {
         a->must_wait |= shaper_is_tso(packet);
     }
 
     /* Without a rate no packet that has no EDT begins to wait. */
-    a->may_wait = edt_ns || s->n_unstamped || s->config->paced;
+    a->may_wait = edt_ns || (!a->goes_ahead
+                             && (s->n_unstamped || s->config->paced));
     if (a->may_wait) {
         arrival_key(packet, source, &a->key);
+        if (OVS_UNLIKELY(a->goes_ahead)) {
+            a->key.addr_type |= SHAPER_ADDR_AHEAD;
+        }
     }
 }
 
@@ -1716,9 +1816,9 @@ bulk_hold(struct flow_shaper *s, struct bulk *bulk, struct flow_queue *q,
 }
 
 /* Offers the packets of 'batch' to 's' at 'now_ns'.  'sources[i]' says where
- * packet i was received (if no port did, the packet waits only if it has an
- * EDT).  Those that may leave now stay in 'batch', in their order; 's' takes
- * the others, or drops and counts them.  Returns a bitmap of those that
+ * packet i was received (if no port did, the packet waits only for its EDT, if
+ * it has one).  Those that may leave now stay in 'batch', in their order; 's'
+ * takes the others, or drops and counts them.  Returns a bitmap of those that
  * stay. */
 uint32_t
 flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
@@ -1736,6 +1836,8 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     uint64_t bytes = 0;
     uint32_t kept = 0;
     uint32_t n_line = 0;
+    uint32_t n_ahead = 0, ahead_bytes = 0;
+    uint16_t ahead_class = 0;
     size_t i;
 
     BUILD_ASSERT_DECL(NETDEV_MAX_BURST <= 32);
@@ -1813,6 +1915,16 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
             dp_packet_delete(packet);
             continue;
         }
+        if (OVS_UNLIKELY(a->goes_ahead)) {
+            if (ahead_class != a->class_idx) {
+                class_count_ahead(s, &s->classes[ahead_class], n_ahead,
+                                  ahead_bytes, now_ns);
+                ahead_class = a->class_idx;
+                n_ahead = ahead_bytes = 0;
+            }
+            n_ahead++;
+            ahead_bytes += len + s->config->overhead_bytes;
+        }
         bytes += len;
         counter_add(&class->tx_packets, 1);
         counter_add(&class->tx_bytes, len);
@@ -1826,6 +1938,10 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
     }
     bulk_end(s, &bulk);
+    if (OVS_UNLIKELY(n_ahead)) {
+        class_count_ahead(s, &s->classes[ahead_class], n_ahead, ahead_bytes,
+                          now_ns);
+    }
     counter_add(&s->counters[SHAPER_BYPASSED],
                 dp_packet_batch_size(batch) + n_line);
     counter_add(&s->counters[SHAPER_BYPASSED_BYTES], bytes);
@@ -1944,6 +2060,7 @@ struct drain {
     uint64_t now_ns;
     const struct edt_params *port;
     uint64_t port_ticks;            /* From which on the port may send. */
+    int64_t share_ticks;            /* Left of the main thread's share. */
     uint64_t bytes;                 /* Sent in all. */
     int n_expired;
     bool full;
@@ -2189,6 +2306,14 @@ drain_due(struct flow_shaper *s, struct drain *d)
     }
 }
 
+/* Returns for how long at 'now' a rate has allowed what it does from 'ticks'
+ * on, in ns: not at all for who leaves before that ("share_begin()"). */
+static uint64_t
+pace_lag_ns(uint64_t now, uint64_t ticks)
+{
+    return (int64_t) (now - ticks) > 0 ? (now - ticks) >> EDT_TICK_SHIFT : 0;
+}
+
 /* Returns the time at which the rates have allowed the next packet of 'd' to
  * leave, not after now: that of the port and, if 'has_pace', that of a queue,
  * from 'start_ticks' on.  0 if there is no rate. */
@@ -2199,12 +2324,64 @@ drain_pace_ns(const struct drain *d, bool has_pace, uint64_t start_ticks)
     uint64_t lag_ns = UINT64_MAX;
 
     if (d->port) {
-        lag_ns = (now - d->port_ticks) >> EDT_TICK_SHIFT;
+        lag_ns = pace_lag_ns(now, d->port_ticks);
     }
     if (has_pace) {
-        lag_ns = MIN(lag_ns, (now - start_ticks) >> EDT_TICK_SHIFT);
+        lag_ns = MIN(lag_ns, pace_lag_ns(now, start_ticks));
     }
     return d->now_ns > lag_ns ? d->now_ns - lag_ns : 0;
+}
+
+/* Stores in 'd' what is left of the main thread's share of rates.
+ *
+ * PMD threads poll all the time.  If they have packets for a port they use its
+ * rate as soon as there is any, and the main thread would never find some
+ * left.  So it need not: it may send at half of the rate in any case, which
+ * the others make up for.  As they do for a late poll, its packets gain by
+ * waiting, but not for longer than MAX_CATCH_UP_NS. */
+static void
+share_begin(struct flow_shaper *s, struct drain *d)
+{
+    int64_t max = s->n_kept ? MAX_CATCH_UP_NS << EDT_TICK_SHIFT : 0;
+    int64_t left = (d->now_ns << EDT_TICK_SHIFT) - s->share_ticks;
+
+    /* Ticks wrap around. */
+    d->share_ticks = left < -(int64_t) EDT_STALE_TICKS ? 0 : MIN(left, max);
+}
+
+/* Notes in 'd' that a packet leaves that takes 'cost' ticks of its rate.  More
+ * than the share that the rate allowed in any case is not owed. */
+static inline void
+share_use(struct drain *d, uint64_t cost)
+{
+    int64_t used = SHARE_PARTS * cost;
+
+    d->share_ticks = MAX(d->share_ticks - used, -used);
+}
+
+/* Sends the heads of FIFOs that go ahead and are due. */
+static void
+ahead_send(struct flow_shaper *s, struct drain *d)
+{
+    d->pace_ns = 0;
+    while (!d->full && !ovs_list_is_empty(&s->ahead_ready)) {
+        struct flow_queue *q = CONTAINER_OF(ovs_list_front(&s->ahead_ready),
+                                            struct flow_queue, list_node);
+        struct shaper_class *class = flow_class(s, q);
+        uint32_t bytes = held_bytes(flow_head(q)) + s->config->overhead_bytes;
+
+        if (!drain_fits(d, flow_head(q))) {
+            d->full = true;
+            return;
+        }
+        ovs_list_remove(&q->list_node);
+        drain_send(s, q, class, d);
+        counter_add(&s->counters[SHAPER_AHEAD], 1);
+        pace_charge_ahead(class->pace, bytes, d->now_ns);
+        if (d->port) {
+            d->port_ticks += edt_cost(d->port, bytes);
+        }
+    }
 }
 
 /* Lets 'class' send, one packet of each FIFO in turn, for as long as it, the
@@ -2229,11 +2406,11 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
     bool alone = ovs_list_is_singleton(&s->active_classes);
     for (; (alone || class->n_turns < CLASS_TURNS) && !d->full
            && !ovs_list_is_empty(&class->ready); class->n_turns += !alone) {
-        if (d->port && (int64_t) (d->port_ticks - now) > 0) {
-            port_allows = false;
-            break;
-        }
-        if (p && (int64_t) (start + cost - now) > 0) {
+        bool port_waits = d->port && (int64_t) (d->port_ticks - now) > 0;
+        bool class_waits = p && (int64_t) (start + cost - now) > 0;
+
+        if ((port_waits || class_waits) && OVS_LIKELY(d->share_ticks <= 0)) {
+            port_allows = !port_waits;
             break;
         }
 
@@ -2242,13 +2419,12 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
         }
 
         uint32_t bytes = class_send_one(s, class, d);
+        uint64_t class_cost = p ? edt_cost(p, bytes) : 0;
+        uint64_t port_cost = d->port ? edt_cost(d->port, bytes) : 0;
 
-        if (p) {
-            cost += edt_cost(p, bytes);
-        }
-        if (d->port) {
-            d->port_ticks += edt_cost(d->port, bytes);
-        }
+        cost += class_cost;
+        d->port_ticks += port_cost;
+        share_use(d, MAX(class_cost, port_cost));
     }
     if (cost) {
         edt_meter_charge(&class->pace->meter, start, cost);
@@ -2319,6 +2495,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         .sources = sources,
         .departures = departures,
     };
+    const bool has_share = s->core_id == NON_PMD_CORE_ID && s->config->paced;
     uint64_t port_start = 0;
 
     dp_packet_batch_refill_init(batch);
@@ -2339,6 +2516,9 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
             d.port_ticks = port_start;
         }
     }
+    if (has_share) {
+        share_begin(s, &d);
+    }
 
     if (!s->config->sched.slot_by_slot) {
         if (s->round_ns && s->round_ns != now_ns) {
@@ -2354,6 +2534,10 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
     }
     while (!d.full) {
+        if (OVS_UNLIKELY(!ovs_list_is_empty(&s->ahead_ready))) {
+            ahead_send(s, &d);
+            continue;
+        }
         if (ovs_list_is_empty(&s->active_classes)) {
             s->port_backlogged = false;
             if ((s->config->sched.slot_by_slot
@@ -2377,6 +2561,9 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
     drain_end_run(s, &d);
     if (d.port && d.port_ticks != port_start) {
         edt_meter_charge(&port->meter, port_start, d.port_ticks - port_start);
+    }
+    if (has_share) {
+        s->share_ticks = (now_ns << EDT_TICK_SHIFT) - d.share_ticks;
     }
     if (!dp_packet_batch_is_empty(batch)) {
         counter_add(&s->counters[SHAPER_SENT], dp_packet_batch_size(batch));
@@ -2461,7 +2648,9 @@ shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
     if (s->closing && !s->releasing) {
         due_ns = MIN(due_ns, MAX(s->release_ns, now_ns));
     }
-    if (!ovs_list_is_empty(&s->active_classes)) {
+    if (OVS_UNLIKELY(!ovs_list_is_empty(&s->ahead_ready))) {
+        due_ns = now_ns;
+    } else if (!ovs_list_is_empty(&s->active_classes)) {
         struct shaper_pace *port = s->config->port_pace;
         const struct edt_params *p = port ? edt_meter_params(&port->meter)
                                           : NULL;

@@ -25,6 +25,7 @@
 #include "edt-sched.h"
 #include "openvswitch/list.h"
 #include "ovs-atomic.h"
+#include "shaper-control.h"
 #include "shaper-delay.h"
 #include "shaper-flow-key.h"
 #include "shaper-thread.h"
@@ -63,6 +64,10 @@ struct dp_packet_batch;
  *
  *  * Paced at departure: the port and each of its queues may have a rate,
  *    which applies when packets leave.  All threads together keep to it.
+ *    What keeps links alive is charged to it but does not wait for it
+ *    ("shaper-control.h").  The main thread, which polls too seldom to find a
+ *    port idle that another thread has packets for, has half of the rate if it
+ *    needs that.
  *
  *  * Delayed, if so configured ("shaper-delay.h"): what has waited for its
  *    EDT and for the rates, or did not have to, goes on to a delay line, a
@@ -102,6 +107,7 @@ struct dp_packet_batch;
 struct shaper_pace {
     struct ovs_refcount ref_cnt;
     struct edt_meter meter;         /* No parameters: no limit. */
+    atomic_uint64_t ahead_ticks;    /* See struct shaper_control_rate. */
 };
 
 struct shaper_pace *shaper_pace_create(void);
@@ -150,6 +156,8 @@ enum shaper_counter {
     SHAPER_BYPASSED_BYTES,
     SHAPER_BATCHES,                 /* Drains that sent anything. */
     SHAPER_ECN_MARKED,              /* Sent, marked here with CE. */
+    SHAPER_AHEAD,                   /* Sent, ahead of the rates of the port
+                                     * and its queue. */
     SHAPER_DROP_MAX_DELAY,          /* Would have waited too long. */
     SHAPER_DROP_BACKLOG,            /* 'max_backlog' held. */
     SHAPER_DROP_BUDGET,             /* Buffers of the source's pool. */

@@ -1191,6 +1191,8 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
 static void
 format_flow_key(struct ds *s, const struct shaper_flow_key *key)
 {
+    uint16_t addr_type = key->addr_type & ~SHAPER_ADDR_AHEAD;
+
     ds_put_cstr(s, "meters=");
     if (key->first_meter == UINT32_MAX) {
         ds_put_cstr(s, "none");
@@ -1202,23 +1204,23 @@ format_flow_key(struct ds *s, const struct shaper_flow_key *key)
         }
     }
     ds_put_format(s, " queue=%"PRIu32" dst=", key->queue_id);
-    if (key->addr_type == SHAPER_ADDR_IPV4) {
+    if (addr_type == SHAPER_ADDR_IPV4) {
         ovs_be32 ip;
 
         memcpy(&ip, key->addr, sizeof ip);
         ds_put_format(s, IP_FMT, IP_ARGS(ip));
-    } else if (key->addr_type == SHAPER_ADDR_IPV6) {
+    } else if (addr_type == SHAPER_ADDR_IPV6) {
         struct in6_addr ip6;
 
         memcpy(&ip6, key->addr, sizeof ip6);
         ipv6_format_addr(&ip6, s);
-    } else if (key->addr_type == SHAPER_FLOW_IPV4) {
+    } else if (addr_type == SHAPER_FLOW_IPV4) {
         ds_put_format(s, IP_FMT" src="IP_FMT" proto=%"PRIu32
                       " ports=%"PRIu16",%"PRIu16,
                       IP_ARGS(key->ipv4.dst), IP_ARGS(key->ipv4.src),
                       key->ipv4.proto, ntohs(key->ipv4.src_port),
                       ntohs(key->ipv4.dst_port));
-    } else if (key->addr_type == SHAPER_FLOW_IPV6) {
+    } else if (addr_type == SHAPER_FLOW_IPV6) {
         ds_put_format(s, "ipv6 flow=%016"PRIx64"%016"PRIx64, key->addr[1],
                       key->addr[0]);
     } else {
@@ -1226,10 +1228,13 @@ format_flow_key(struct ds *s, const struct shaper_flow_key *key)
 
         memcpy(&mac, key->addr, sizeof mac);
         ds_put_format(s, ETH_ADDR_FMT, ETH_ADDR_ARGS(mac));
-        if (key->addr_type == SHAPER_FLOW_ETH) {
+        if (addr_type == SHAPER_FLOW_ETH) {
             memcpy(&mac, (const char *) key->addr + sizeof mac, sizeof mac);
             ds_put_format(s, " src="ETH_ADDR_FMT, ETH_ADDR_ARGS(mac));
         }
+    }
+    if (key->addr_type & SHAPER_ADDR_AHEAD) {
+        ds_put_cstr(s, " ahead");
     }
 }
 
@@ -1309,6 +1314,7 @@ format_stats(struct ds *s, const struct shaper_stats *stats, uint64_t now_ns)
                   c[SHAPER_BYPASSED], c[SHAPER_BYPASSED_BYTES]);
     ds_put_format(s, "    ecn_marked: %"PRIu64" packets\n",
                   c[SHAPER_ECN_MARKED]);
+    ds_put_format(s, "    ahead: %"PRIu64" packets\n", c[SHAPER_AHEAD]);
     ds_put_format(s, "    dropped: max-delay %"PRIu64", backlog %"PRIu64
                   ", budget %"PRIu64", flows %"PRIu64", expired %"PRIu64
                   ", removed %"PRIu64", segment %"PRIu64"\n",

@@ -36,7 +36,10 @@
  * If one of the two meters is fair ("edt-late.h"), it is not just the
  * destination but the whole flow: addresses, protocol and ports, the latter 0
  * for fragments.  Flows of IPv6 are told apart by a hash of 128 bits that only
- * this process can compute. */
+ * this process can compute.
+ *
+ * Packets that do not wait for the rate of the port and its queue
+ * ("shaper-control.h") have FIFOs of their own. */
 
 enum shaper_addr_type {
     SHAPER_ADDR_ETH,
@@ -46,6 +49,10 @@ enum shaper_addr_type {
     SHAPER_FLOW_ETH,                /* Both MAC addresses. */
     SHAPER_FLOW_IPV4,               /* struct shaper_flow_ipv4. */
     SHAPER_FLOW_IPV6,               /* A hash. */
+
+    /* One of the above and this, for packets that go ahead of rates
+     * ("shaper-control.h") when their time has come. */
+    SHAPER_ADDR_AHEAD = 1 << 8,
 };
 
 struct shaper_flow_ipv4 {

@@ -184,7 +184,7 @@ packet_create(const struct flow_id *id, uint64_t edt_ns, uint32_t gap_ns,
               uint32_t size, uint32_t number)
 {
     static const ovs_be16 types[] = {
-        [DEST_ETH] = CONSTANT_HTONS(ETH_TYPE_ARP),
+        [DEST_ETH] = CONSTANT_HTONS(ETH_TYPE_RARP),
         [DEST_IPV4] = CONSTANT_HTONS(ETH_TYPE_IP),
         [DEST_IPV6] = CONSTANT_HTONS(ETH_TYPE_IPV6),
     };
@@ -505,12 +505,22 @@ world_check_stats(const struct world *w)
     }
 }
 
+/* Does 'r' not wait for rates, since the switch itself sends it? */
+static bool
+goes_ahead(const struct world *w, const struct record *r)
+{
+    size_t class = world_class(w, w->flows[r->flow].id.queue_id);
+
+    return r->source == SHAPER_NO_SOURCE && class_is_paced(w, class);
+}
+
 static void
 world_count(struct world *w, struct record *r, enum shaper_counter cause)
 {
     size_t class = world_class(w, w->flows[r->flow].id.queue_id);
 
     w->counters[cause]++;
+    w->counters[SHAPER_AHEAD] += cause == SHAPER_BYPASSED && goes_ahead(w, r);
     if (cause == SHAPER_SENT || cause == SHAPER_BYPASSED) {
         w->counters[cause + 1] += r->size;
         w->classes[class].tx_packets++;
@@ -599,9 +609,12 @@ world_predict(const struct world *w, const struct record *r, bool put)
     const struct fifo *f = &w->flows[r->flow];
     size_t class = world_class(w, f->id.queue_id);
     bool due = !r->stamped || r->edt_ns <= w->now_ns;
-    bool paced = class_is_paced(w, class)
-                 && (r->stamped || r->source != SHAPER_NO_SOURCE);
+    bool paced = class_is_paced(w, class);
 
+    if (goes_ahead(w, r)) {
+        ovs_assert(!r->stamped);
+        return SHAPER_BYPASSED;
+    }
     if (!fifo_length(f) && ((due && !paced) || w->closing) && !put) {
         return SHAPER_BYPASSED;
     }
@@ -1055,7 +1068,8 @@ world_offer_random(struct world *w)
             }
             dp_packet_batch_add(&batch, world_packet(
                 w, f, edt_ns, MIN_PACKET + choose(MTU - MIN_PACKET),
-                choose(20) ? choose(MAX_SOURCES - 1) : SHAPER_NO_SOURCE));
+                choose(20) || (f->stamped && w->config->paced)
+                ? choose(MAX_SOURCES - 1) : SHAPER_NO_SOURCE));
         }
     }
     world_offer(w, &batch);
@@ -1761,7 +1775,7 @@ test_bypass(void)
     CHECK(world_drain(&w, 0) == 1, "not sent");
     world_destroy(&w);
 
-    /* With a rate, only what no port has received and has no stamp. */
+    /* With a rate, only what no port has received, whatever waits. */
     o.port_rate_bps = 1000000000;
     world_init(&w, &o);
     stamped = world_add_flow(&w, true, 0);
@@ -1774,6 +1788,12 @@ test_bypass(void)
     unstamped->id.last_meter = 1;
     world_offer_one(&w, unstamped, 0, MTU, 1);
     CHECK(w.n_held == 2, "not held");
+    world_run_dry(&w);
+    world_offer_one(&w, stamped, w.now_ns + 1, MTU, 1);
+    world_offer_one(&w, stamped, w.now_ns + 1, MTU, 1);
+    unstamped->id.last_meter = SHAPER_NO_SOURCE;
+    world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
+    CHECK(w.n_held == 2, "held");
     world_run_dry(&w);
     world_destroy(&w);
 }

@@ -248,6 +248,15 @@ class Ovs:
                 self.vsctl("set", "Open_vSwitch", ".",
                            f"other_config:{key}={text}")
 
+    def hold_back(self, limit: int, type_: str = "dpdk") -> None:
+        """Give all interfaces of a type their own shaper-rx-limit, in bytes.
+
+        (That of Open_vSwitch's other_config is not for NICs, whose type sources are of.)
+        """
+        names = self.vsctl("--bare", "--columns=name", "find", "Interface", f"type={type_}")
+        self.vsctl(*(word for name in names.split() for word in (
+            "--", "set", "Interface", name, f"other_config:shaper-rx-limit={limit}")))
+
     def interface_statistics(self, name: str) -> dict[str, int]:
         """An interface's statistics; vswitchd renews them every 5 s only."""
         return self.get("Interface", name, "statistics")
