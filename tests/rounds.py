@@ -25,7 +25,6 @@ import json
 import os
 import random
 import re
-import shutil
 import socket
 import sys
 import tempfile
@@ -39,14 +38,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "utilities")]
 
-from fbtest.fixtures import sandbox  # noqa: E402
+from fbtest.backtrace import backtraces  # noqa: E402
 from fbtest.ovs import Ovs  # noqa: E402
-from fbtest.proc import Background, CommandError, group_nice, run, wait_until  # noqa: E402
+from fbtest.proc import Background, CommandError, group_nice, wait_until  # noqa: E402
 from fbtest.procfs import alive  # noqa: E402
 
 import runs  # noqa: E402
 from shaping import pmd_threads  # noqa: E402
-from vhost_guests import VhostGuest, threads  # noqa: E402
+from vhost_guests import VhostGuest, switch, threads  # noqa: E402
 from vhost_peer import Step  # noqa: E402
 
 PATIENCE_S = 2.0
@@ -414,9 +413,7 @@ class Life:
 
     def failed(self) -> None:
         """Say where its threads are, and end it."""
-        if alive(self.pid) and shutil.which("gdb"):
-            print(run("gdb", "-p", str(self.pid), "-batch", "-ex", "thread apply all bt 14",
-                      check=False), file=sys.stderr)
+        print(backtraces(self.pid), file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, 9)
 
@@ -443,25 +440,25 @@ def load() -> Iterator[None]:
 def live(choose: random.Random, rounds: int, totals: Totals,
          say: Callable[[str], None]) -> None:
     """Run rounds with one vswitchd; it exits in the last one."""
-    with tempfile.TemporaryDirectory(prefix="fb-rounds-") as directory:
-        for env in sandbox("--private-net", "--memory", "256"):
-            life = Life(env, Path(directory), choose, totals)
-            try:
-                life.begin()
-                changes = [choose.choice(CHANGES[:-1]) for _ in range(rounds - 1)]
-                for change in changes:
-                    begun = time.monotonic()
-                    life.round(change)
-                    say(f"{change}, {time.monotonic() - begun:.1f} s, "
-                        f"longest answer {life.longest_s * 1000:.0f} ms")
-                life.check_holdings()
-                life.round("exit")
-                say("exit")
-            except BaseException:
-                life.failed()
-                raise
-            finally:
-                life.close()
+    with (tempfile.TemporaryDirectory(prefix="fb-rounds-") as directory,
+          switch("--private-net", "--memory", "256") as env):
+        life = Life(env, Path(directory), choose, totals)
+        try:
+            life.begin()
+            changes = [choose.choice(CHANGES[:-1]) for _ in range(rounds - 1)]
+            for change in changes:
+                begun = time.monotonic()
+                life.round(change)
+                say(f"{change}, {time.monotonic() - begun:.1f} s, "
+                    f"longest answer {life.longest_s * 1000:.0f} ms")
+            life.check_holdings()
+            life.round("exit")
+            say("exit")
+        except BaseException:
+            life.failed()
+            raise
+        finally:
+            life.close()
 
 
 def main() -> int:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fbtest.fixtures import sandbox
+from fbtest.backtrace import backtraces
 from fbtest.ovs import Ovs
 from fbtest.proc import Background, run, wait_until
 from fbtest.procfs import alive
 
-from vhost_guests import VhostGuest, answers
+from vhost_guests import VhostGuest, answers, switch
 from vhost_peer import Step
 
 HERE = Path(__file__).resolve().parent
@@ -103,8 +103,9 @@ class Race:
     def check_answers(self) -> None:
         """Have a switch that does not answer end, too."""
         if not answers(self.ovs):
+            text = backtraces(self.pid)
             os.kill(self.pid, signal.SIGKILL)
-            pytest.fail("vswitchd does not answer")
+            pytest.fail(f"vswitchd does not answer:\n{text}")
 
 
 @pytest.fixture
@@ -114,8 +115,8 @@ def race(tmp_path: Path) -> Iterator[Race]:
     run("cc", "-O2", "-shared", "-fPIC", *flags, "-o", str(library),
         str(HERE / "preload/vhost-race.c"))
     shared.write_bytes(bytes(16))
-    for env in sandbox("--private-net", "--memory", "192", LD_PRELOAD=str(library),
-                       VHOST_RACE=str(shared)):
+    with switch("--private-net", "--memory", "192", LD_PRELOAD=str(library),
+                VHOST_RACE=str(shared)) as env:
         del env["LD_PRELOAD"]
         race = Race(env, shared, tmp_path)
         try:

@@ -6,16 +6,19 @@ guest does: that vswitchd answers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from fbtest import procfs
 from fbtest.ovs import Ovs
 from fbtest.proc import Background, CommandError, wait_until
+from fbtest.switch import Sandbox
 
 from vhost_peer import Counters, Step
 
@@ -115,3 +118,17 @@ def answers(ovs: Ovs) -> bool:
 def threads(pid: int) -> list[str]:
     """The names of a process's threads, sorted."""
     return sorted(procfs.threads(pid).values())
+
+
+@contextlib.contextmanager
+def switch(*options: str, **variables: str) -> Iterator[dict[str, str]]:
+    """Give the environment of a vswitchd in a sandbox; it may have exited in the end.
+
+    That is what is different from `fbtest.fixtures.sandbox`.
+    """
+    running = Sandbox(*options, **variables)
+    try:
+        yield running.env
+    finally:
+        status = running.stop()
+    assert status == 0, f"fb-sandbox ended with status {status}"
