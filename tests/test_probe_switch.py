@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fbtest.fixtures import SANDBOX, sandbox
+from fbtest.fixtures import sandbox
 from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec, tagged_frame
 from fbtest.probe import (
@@ -26,6 +26,7 @@ from fbtest.probe import (
 )
 from fbtest.probe.control import BUILD, connect, dpdk_port
 from fbtest.proc import group_nice, run, wait_until
+from fbtest.switch import SANDBOX
 from fbtest.testbed import Testbed
 
 from shaping import MBIT, favour_pmds, run_for, write_results
