@@ -59,6 +59,8 @@ def run_unchecked(*argv: str, timeout: float = 100, **environ: str) -> Outcome:
     reading, writing = os.pipe()
     process = subprocess.Popen(
         ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
+         # Whoever runs the tests in the background ignores SIGINT, and so would it.
+         "env", "--default-signal=INT",
          PYTHON, str(INSIDE), str(writing), str(REPO), str(BUILD), *argv],
         # Not the switch that pytest may run under: this is another network namespace.
         env={key: value for key, value in os.environ.items()

@@ -68,6 +68,8 @@ def test_a_vm_is_ready_when_the_switch_has_said_all(testbed: Testbed) -> None:
     late = [tid for tid, name in procfs.threads(pid).items() if VHOST_THREAD.match(name)]
     assert late
     before = {tid: os.sched_getaffinity(tid) for tid in late}
+    # (Of what DPDK says OVS logs only so much a minute.)
+    ovs.appctl("vlog/disable-rate-limit", "dpdk")
     try:
         for tid in late:
             # They get what the PMD thread leaves of its processor.
@@ -80,6 +82,7 @@ def test_a_vm_is_ready_when_the_switch_has_said_all(testbed: Testbed) -> None:
             assert len(ready) == 1, log.lines()
             vm.kill()
     finally:
+        ovs.appctl("vlog/enable-rate-limit", "dpdk")
         for tid, cpus in before.items():
             os.sched_setaffinity(tid, cpus)
 
