@@ -796,20 +796,30 @@ netdev_flowbundler_get_status(const struct netdev *netdev, struct smap *smap)
     shaper_rx_get_status(netdev, smap);
 }
 
+/* Adds to '*stats' what 'get' says of each shaper of 'fb'. */
 static void
-fb_get_stats(const struct netdev_flowbundler *fb, struct shaper_stats *stats)
+fb_add_stats(const struct netdev_flowbundler *fb,
+             void (*get)(const struct flow_shaper *, struct shaper_stats *),
+             struct shaper_stats *stats)
     OVS_REQUIRES(fb->mutex)
 {
     struct parked_shaper *parked;
     struct hmapx_node *node;
 
-    *stats = fb->retired;
     HMAPX_FOR_EACH (node, &fb->shapers) {
-        flow_shaper_get_stats(node->data, stats);
+        get(node->data, stats);
     }
     LIST_FOR_EACH (parked, node, &fb->parked) {
-        flow_shaper_get_stats(parked->shaper, stats);
+        get(parked->shaper, stats);
     }
+}
+
+static void
+fb_get_stats(const struct netdev_flowbundler *fb, struct shaper_stats *stats)
+    OVS_REQUIRES(fb->mutex)
+{
+    *stats = fb->retired;
+    fb_add_stats(fb, flow_shaper_get_stats, stats);
 }
 
 /* Stores in '*stats' the statistics of delay lines. */
@@ -818,16 +828,8 @@ fb_get_delay_stats(const struct netdev_flowbundler *fb,
                    struct shaper_stats *stats)
     OVS_REQUIRES(fb->mutex)
 {
-    struct parked_shaper *parked;
-    struct hmapx_node *node;
-
     *stats = fb->retired_delay;
-    HMAPX_FOR_EACH (node, &fb->shapers) {
-        flow_shaper_get_delay_stats(node->data, stats);
-    }
-    LIST_FOR_EACH (parked, node, &fb->parked) {
-        flow_shaper_get_delay_stats(parked->shaper, stats);
-    }
+    fb_add_stats(fb, flow_shaper_get_delay_stats, stats);
 }
 
 static uint64_t
