@@ -77,9 +77,11 @@ class Log:
 
     def __init__(self, env: Mapping[str, str]):
         self._ovs = Ovs(env)
-        self._path = Path(env.get("OVS_LOGDIR", env["OVS_RUNDIR"]), "ovs-vswitchd.log")
+        path = Path(env.get("OVS_LOGDIR", env["OVS_RUNDIR"]), "ovs-vswitchd.log")
+        # Held open: a sandbox that ends in order removes it.
+        self._file = path.open("rb")
         self._flush()
-        self._start = self._path.stat().st_size
+        self._start = self._file.seek(0, os.SEEK_END)
 
     def _flush(self) -> None:
         """Have vswitchd, if it lives, write what it has logged.
@@ -96,9 +98,8 @@ class Log:
     def lines(self) -> list[str]:
         """The lines logged since then."""
         self._flush()
-        with self._path.open("rb") as file:
-            file.seek(self._start)
-            return file.read().decode(errors="replace").splitlines()
+        self._file.seek(self._start)
+        return self._file.read().decode(errors="replace").splitlines()
 
     def blocked(self) -> list[str]:
         """Those that say that a thread has not come round for too long."""
