@@ -178,7 +178,7 @@ rounds: root all venv
 # those of what the series changes, by their keywords.  What does not pass is compared
 # with OVS without our patches.
 SUITES = check check-system-userspace check-dpdk
-CHANGED = dpif-netdev pmd ofproto-dpif ofp-print ovs-ofctl meter meters qos queue
+CHANGED = dpif-netdev pmd lacp ofproto-dpif ofp-print ovs-ofctl meter meters qos queue
 
 check-upstream: root all
 	@utilities/install-deps --upstream
