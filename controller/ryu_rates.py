@@ -99,7 +99,8 @@ class RyuRates(app_manager.RyuApp):
 
     def _switch(self, message: Any) -> sync.SwitchSync | None:
         connection = self.connections.get(message.datapath)
-        return connection.switch if connection is not None else None
+        switch = connection.switch if connection is not None else None
+        return switch if switch is not None and switch.connected else None
 
     # Messages from the switch.
 
@@ -206,7 +207,10 @@ class Connection:
     def _send_forever(self) -> None:
         while not self._closed:
             while self._outbox and not self._closed:
-                self.datapath.send_msg(self._outbox.popleft())
+                message = self._outbox.popleft()
+                # Not what was queued before another connection of this switch took over.
+                if self.switch is not None and self.switch.connected:
+                    self.datapath.send_msg(message)
             self._wake.clear()
             if not self._outbox:
                 self._wake.wait()
@@ -226,7 +230,8 @@ class RestController(ControllerBase):
         """Answer any request below /v1."""
         try:
             origin.check(req.headers, self.names)
-            return _to_webob(self.api.handle(req.method, _path(req), _read_body(req)))
+            body = _read_body(req)
+            return _to_webob(self.api.handle(req.method, _path(req), body, req.headers))
         except RequestError as error:
             return _to_webob(error.response)
         except Exception:
@@ -294,12 +299,12 @@ def to_wire(datapath: Any, message: sync.Message) -> Any:
         case sync.MeterStatsRequest(meter):
             number = ofp.OFPM_ALL if meter is None else meter
             return parser.OFPMeterStatsRequest(datapath, 0, number)
-        case sync.FlowsRequest():
+        case sync.FlowsRequest(window, windows):
             return parser.OFPFlowStatsRequest(
                 datapath,
                 table_id=ofp.OFPTT_ALL,
-                cookie=plan.COOKIE_PREFIX << plan.COOKIE_SHIFT,
-                cookie_mask=plan.COOKIE_MASK,
+                cookie=plan.COOKIE_PREFIX << plan.COOKIE_SHIFT | window,
+                cookie_mask=plan.COOKIE_MASK | windows - 1,
             )
     raise TypeError(message)
 
@@ -468,7 +473,8 @@ def flow_from_wire(item: Any) -> plan.Flow:
         else:
             foreign = str(instruction)
     key = plan.FlowKey(item.table_id, item.priority, match_from_wire(item.match))
-    return plan.Flow(key, item.cookie, meter, metadata, goto, tuple(outputs), foreign)
+    counted = item.packet_count, item.byte_count
+    return plan.Flow(key, item.cookie, meter, metadata, goto, tuple(outputs), foreign, *counted)
 
 
 _ERROR_CODES = {

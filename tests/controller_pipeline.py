@@ -17,6 +17,7 @@ from fbrates.plan import Flow, FlowKey, FlowMod, Meter, MeterMod
 from fbrates.sharing import MeterSample
 
 Packet = dict[str, Any]
+BAD_BAND = "OFPET_METER_MOD_FAILED OFPMMFC_BAD_BAND"
 
 
 @dataclass
@@ -94,6 +95,7 @@ class FakeSwitch:
         self.flows: dict[FlowKey, Flow] = {}
         self.max_meters = 1 << 18
         self.shapes = False  # Has it the shape band?
+        self.refuse_trial = ""
         self.sent: list[sync.Message] = []
         self.queue: list[tuple[int, sync.Message]] = []
         self.xid = 0
@@ -102,6 +104,7 @@ class FakeSwitch:
         self.service: Any = None
         self.part = 3  # entries in one part of a multipart reply
         self.observe: Callable[[], None] = lambda: None
+        self.before_part: Callable[[], None] = lambda: None
 
     def send(self, message: sync.Message) -> int:
         """Queue a message, as a connection does."""
@@ -142,11 +145,12 @@ class FakeSwitch:
                 self._reply(xid, list(self.ports.items()), connection.ports_reply)
             case sync.MetersRequest():
                 self._reply(xid, list(self.meters.values()), connection.meters_reply)
-            case sync.FlowsRequest():
+            case sync.FlowsRequest(window, windows):
                 ours = [
                     flow
                     for flow in self.flows.values()
                     if flow.cookie >> plan.COOKIE_SHIFT == plan.COOKIE_PREFIX
+                    and flow.cookie & windows - 1 == window
                 ]
                 self._reply(xid, ours, connection.flows_reply)
             case sync.MeterStatsRequest(None):
@@ -160,8 +164,10 @@ class FakeSwitch:
                 connection.barrier_reply(xid)
             case MeterMod(command, meter) | sync.Trial(command, meter):
                 exists = meter.id in self.meters
-                if command != plan.DELETE and meter.shaping and not self.shapes:
-                    connection.error(xid, "BAD_BAND")
+                if isinstance(message, sync.Trial) and command == plan.ADD and self.refuse_trial:
+                    connection.error(xid, self.refuse_trial)
+                elif command != plan.DELETE and meter.shaping and not self.shapes:
+                    connection.error(xid, BAD_BAND)
                 elif command == plan.ADD and exists:
                     connection.error(xid, "METER_EXISTS")
                 elif command == plan.MODIFY and not exists:
@@ -183,4 +189,5 @@ class FakeSwitch:
     def _reply(self, xid: int, items: list[Any], handler: Callable[..., None]) -> None:
         parts = [items[i : i + self.part] for i in range(0, len(items), self.part)] or [[]]
         for i, part in enumerate(parts):
+            self.before_part()
             handler(xid, part, i < len(parts) - 1)

@@ -284,7 +284,6 @@ tenants:
         ["f.yaml:1", "defaults.rate"],
         ["f.yaml:5", "tenants.red.vms.a.rtae"],
         ["f.yaml:6", "tenants.red.vms.b.port"],
-        ["f.yaml:6", "tenants.red.vms.b.ip"],
         ["f.yaml:9", "tenants.blue.vms.c.mac"],
         ["f.yaml:9", "tenants.blue.vms.c.ip"],
     ]

@@ -20,6 +20,7 @@ from fbrates.service import Service
 PORTS = {"vm-a": 1, "vm-b": 2, "up": 3}
 
 FILE = """
+unknown_sources: forward
 tenants:
   red:
     destinations: [{to: 10.2.0.0/16, rate: 70Mbps}, {to: 10.1.0.0/16, rate: 80Mbps}]
@@ -254,7 +255,7 @@ def test_a_port_says_more_than_an_address() -> None:
 
 @pytest.mark.parametrize(("word", "outputs"), [("forward", ["NORMAL"]), ("drop", [])])
 def test_unknown_sources(word: str, outputs: list[str]) -> None:
-    world = World(f"unknown_sources: {word}\n{FILE}").up()
+    world = World(FILE.replace("forward", word)).up()
     result = send(world.switch.flows, packet(3))
     assert (result.meters, result.outputs) == ([], outputs)
 
@@ -443,7 +444,10 @@ def test_a_reload_leaves_nothing_and_a_second_one_does_nothing(
     world = World(one, ALL_PORTS).up()
     world.switch.changes()
     world.text = two
-    world.service.reload()
+    world.service.reload(force=True)
+    # But for what is closed until that is meant to be unlimited.
+    for identity in list(world.service.closed):
+        world.service.release(identity)
     world.switch.run()
     fresh = World(two, ALL_PORTS).up()
     assert world.in_sync
@@ -537,7 +541,7 @@ def test_foreign_things_are_left_alone() -> None:
     assert world.switch.flows[foreign_flow.key] == foreign_flow
     assert world.switch.meters[5] == foreign_meter
     world.text = "meters: {first: 100, last: 999}\ntenants: {}"
-    world.service.reload()
+    world.service.reload(force=True)
     world.switch.run()
     assert world.switch.flows[foreign_flow.key] == foreign_flow
     assert world.switch.meters == {5: foreign_meter}
@@ -753,9 +757,11 @@ def test_a_refused_reload_changes_nothing() -> None:
     assert world.switch.changes() == []
     assert "not YAML" in world.service.status_view()["last_reload_error"]
     world.text = FILE
+    assert world.service.reload()["live_changes_dropped"] == 0
+    world.text = FILE.replace("rate: 300Mbps", "rate: 301Mbps")
     assert world.service.reload()["live_changes_dropped"] == 1
     world.switch.run()
-    assert world.switch.meters[world.meter("red/a")].rate_kbps == 300_000
+    assert world.switch.meters[world.meter("red/a")].rate_kbps == 301_000
 
 
 def test_switches_that_the_file_is_not_about() -> None:

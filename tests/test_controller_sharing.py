@@ -413,8 +413,11 @@ def test_a_share_is_changed_live(world: World) -> None:
     assert (view["weight"], view["max-rate"], view["file"]["weight"]) == (4, "200Mbps", 1)
     assert view["switches"]["0000000000000001"]["wants_more"] is True
     assert view["switches"]["0000000000000001"]["share_bps"] == pytest.approx(400e6 / 3, rel=0.002)
-    # The file rules when it is read again.
-    assert world.service.reload()["live_changes_dropped"] == 1
+    # It stays when the file is read again, unless the file says something new.
+    assert world.service.reload()["live_changes_kept"] == 1
+    assert world.service.set_share(world.service.vm("t", "c"), weight=1).new.weight == 1
+    world.text = FILE.replace("c: {port: c, ", "c: {port: c, weight: 1, max-rate: 300Mbps, ")
+    world.service.reload()
     world.run(SETTLED)
     world.expect(**FAIR)
 
@@ -423,7 +426,7 @@ def test_a_ports_rate_is_changed_live(world: World) -> None:
     world.run(SETTLED, a=1000)
     answer = world.put("/v1/ports/up", {"max-rate": "250Mbps"})
     # Nothing obeys while the request waits, so it cannot be confirmed here.
-    assert (answer.status, answer.body["new_max-rate"]) == (202, "250Mbps")
+    assert (answer.status, answer.body["new_max-rate"]) == (504, "250Mbps")
     world.switch.run()
     world.expect(a=250)
     assert world.api.handle("GET", "/v1/ports/up").body["max_rate_bps"] == 250_000_000
@@ -569,7 +572,7 @@ def test_a_reload_changes_shares(world: World) -> None:
     world.run(SETTLED)
     world.expect(a=100, b=500)
     world.text = "ports: {}\ntenants: {t: {vms: {a: {port: a, rate: 30Mbps}}}}"
-    world.service.reload()
+    world.service.reload(force=True)
     world.switch.run()
     world.offered = {"a": 1000}
     assert [meter.rate_kbps for meter in world.switch.meters.values()] == [30_000]

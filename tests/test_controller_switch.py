@@ -200,6 +200,40 @@ def test_others_meters_and_flows_are_left_alone(br0: Switch, controller: Start) 
     assert sum("cookie=0x7" in flow for flow in br0.flows("br0")) == 2
 
 
+def test_what_the_readme_makes_survives(br0: Switch, controller: Start) -> None:
+    """A meter that somebody made by hand, and the flow that uses it."""
+    br0.vsctl("set-controller", "br0", "tcp:127.0.0.1:1")
+    br0.ofctl("add-meter", "br0", "meter=1 kbps stats bands=type=shape rate=100000")
+    br0.ofctl("add-flow", "br0", "in_port=vm-a,actions=meter:1,output:up")
+    running = controller(FILE)
+    attach(br0, running)
+    quiet_audit(running)
+    assert br0.meters("br0") == {**wanted(), 1: 100_000}
+    assert sum("meter:1,output" in flow for flow in br0.flows("br0")) == 1
+
+
+def test_an_id_of_somebody_else_is_left_until_it_is_adopted(
+    br0: Switch, controller: Start
+) -> None:
+    a = numbers()["red/a"]
+    br0.vsctl("set-controller", "br0", "tcp:127.0.0.1:1")
+    br0.ofctl("add-meter", "br0", f"meter={a},kbps,band=type=drop,rate=5")
+    br0.ofctl("add-flow", "br0", f"in_port=vm-b,actions=meter:{a},output:up")
+    before = (br0.meters("br0"), br0.flows("br0"))
+    running = controller(FILE)
+    br0.vsctl("set-controller", "br0", running.target)
+    name = "0000000000000001"
+    wait_for("refusal", lambda: running.get("/v1/status")["switches"][name]["blocked"])
+    assert (br0.meters("br0"), br0.flows("br0")) == before
+    done = ctl(running, "status")
+    assert done.returncode == 1
+    assert f"{name}: left alone: others have meters with ids that are wanted here: {a} (red/a)" \
+        in done.stdout
+    assert ctl(running, "adopt", name).returncode == 0
+    running.in_sync(1)
+    assert br0.meters("br0") == wanted()
+
+
 def test_vswitchd_restarted(br0: Switch, controller: Start) -> None:
     running = controller(QUIET)
     attach(br0, running)
@@ -211,7 +245,7 @@ def test_vswitchd_restarted(br0: Switch, controller: Start) -> None:
         lambda: not running.get("/v1/status")["switches"]["0000000000000001"]["connected"],
     )
     answer = running.put_rate("tenants/red/vms/m", {"rate": "11Mbps"})
-    assert (answer.status_code, answer.json()["applied"]) == (202, False)
+    assert (answer.status_code, answer.json()["applied"]) == (503, False)
     br0.start_vswitchd()
     running.in_sync(1)
     # Rates set live survive, also the one set while there was no switch.
@@ -495,7 +529,7 @@ def test_a_switch_that_refuses_is_told(br0: Switch, controller: Start) -> None:
     a = numbers()["red/a"]
     br0.ofctl("del-meter", "br0", f"meter={a}")
     answer = running.put_rate("tenants/red/vms/a", {"rate": "5Mbps"})
-    assert (answer.status_code, answer.json()["applied"]) == (202, False)
+    assert (answer.status_code, answer.json()["applied"]) == (502, False)
     what = f"modify meter {a} of red/a 5Mbps"
     why = "OFPET_METER_MOD_FAILED OFPMMFC_UNKNOWN_METER"
     assert answer.json()["switches"]["0000000000000001"]["errors"] == [f"{what}: {why}"]

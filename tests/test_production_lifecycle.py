@@ -405,6 +405,7 @@ def test_tcp_of_a_guest_with_tso(tso_env: dict[str, str]) -> None:
 # A vswitchd that is killed.
 
 TENANTS = {
+    "unknown_sources": "forward",
     "shaping": {"max_delay": f"{PATIENCE_US}us"},
     "tenants": {"red": {"vms": {"a": {"port": "vm", "rate": TOTAL, "destinations": [
         {"to": f"10.73.0.{n}", "rate": RATE} for n in range(1, FLOWS + 1)]}}}},

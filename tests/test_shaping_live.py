@@ -43,6 +43,7 @@ IN_FORCE_S = 0.1
 ATTEMPTS = 3
 
 CONFIG = """
+unknown_sources: forward
 tenants:
   red:
     vms:

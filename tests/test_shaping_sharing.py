@@ -23,6 +23,7 @@ PORT = 300 * MBIT
 MINIMUM = {"a": 100 * MBIT, "b": 50 * MBIT, "c": 50 * MBIT}
 FLOW = {"a": 1, "b": 2, "c": 3}
 FILE = """
+unknown_sources: forward
 ports: {out: {max-rate: 300Mbps}}
 forwarding:
   mode: static

@@ -12,6 +12,7 @@ sync       one switch: what it has, what it should have, the messages between
 share      how a port's rate is divided among those who share it
 sharing    who uses how much of a shared port, and what everybody's meter is to be
 service    all switches and all tenants: reload, live rate changes, status
+changes    what became of changes that were asked for
 rest       HTTP requests -> service calls -> JSON
 origin     which HTTP requests are refused because a web page made them
 metrics    the same state for Prometheus

@@ -67,7 +67,20 @@ def parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[common], help="show rates")
     show.add_argument("tenant", metavar="TENANT", nargs="?")
     commands.add_parser("status", parents=[common], help="show switches and errors")
-    commands.add_parser("reload", parents=[common], help="let the controller read its file again")
+    reloading = commands.add_parser(
+        "reload", parents=[common], help="let the controller read its file again"
+    )
+    reloading.add_argument(
+        "--force", action="store_true", help="also if many VMs are no longer in the file"
+    )
+    adopting = commands.add_parser(
+        "adopt", parents=[common], help="take the meters among our ids at a switch for ours"
+    )
+    adopting.add_argument("switch", metavar="SWITCH", help="its datapath id, as status shows it")
+    closed = commands.add_parser(
+        "release", parents=[common], help="show what is closed, or let it be an unknown source"
+    )
+    closed.add_argument("closed", metavar="WHAT", nargs="?", help='such as "port vm-a"')
     return top
 
 
@@ -86,15 +99,27 @@ def request(url: str, method: str, path: str, body: Any = None) -> tuple[int, An
         with opener.open(call, timeout=TIMEOUT) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
-        raise Failure(_explain(error)) from None
+        data = error.read()
+        answer = _parsed(data)
+        if isinstance(answer, dict) and "applied" in answer:
+            # Accepted, and not in force.
+            return error.code, answer
+        raise Failure(_explain(error, data)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise Failure(f"no answer from the controller at {url}: {reason}") from None
 
 
-def _explain(error: urllib.error.HTTPError) -> str:
+def _parsed(data: bytes) -> Any:
     try:
-        answer = json.loads(error.read())
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _explain(error: urllib.error.HTTPError, data: bytes) -> str:
+    try:
+        answer = json.loads(data)
         problems = answer.get("errors") or [answer["error"]]
         return "\n".join(_problem(problem) for problem in problems)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -278,10 +303,17 @@ def status(options: argparse.Namespace) -> int:
         header = ("SWITCH", "STATE", "BAND", "METERS", "FLOWS", "REPAIRS", "MISSING PORTS")
         print(table(header, rows) if rows else "no switch is connected")
         for name, switch in answer["switches"].items():
+            if switch.get("blocked"):
+                print(f"{name}: left alone: {switch['blocked']}")
             for error in switch["errors"]:
                 when = datetime.fromtimestamp(error["time"]).isoformat(" ", "seconds")
                 times = f" ({error['count']} times)" if error["count"] > 1 else ""
                 print(f"{name}: {when}: {error['about']}: {error['error']}{times}")
+        policy = answer["unknown_sources"]
+        rate = f" to {policy['rate']}" if policy["rate"] else ""
+        print(f"unknown sources: {policy['policy']}{rate}")
+        if answer["closed"]:
+            print(f"closed: {', '.join(answer['closed'])}")
         if answer["last_reload_error"]:
             print(f"last reload refused: {answer['last_reload_error']}")
     return 0 if answer["in_sync"] else 1
@@ -289,7 +321,8 @@ def status(options: argparse.Namespace) -> int:
 
 def reload(options: argparse.Namespace) -> int:
     """Run reload."""
-    answer = request(options.url, "POST", "/v1/reload")[1]
+    body = {"force": True} if options.force else None
+    answer = request(options.url, "POST", "/v1/reload", body)[1]
     if options.json:
         print(json.dumps(answer, indent=2))
     else:
@@ -297,7 +330,33 @@ def reload(options: argparse.Namespace) -> int:
     return 0
 
 
+def adopt(options: argparse.Namespace) -> int:
+    """Run adopt."""
+    path = f"/v1/switches/{urllib.parse.quote(options.switch, safe='')}/adopt"
+    answer = request(options.url, "POST", path)[1]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(f"{options.switch}: all meters among our ids are ours now; see status")
+    return 0
+
+
+def release(options: argparse.Namespace) -> int:
+    """Run release."""
+    if options.closed is None:
+        answer = request(options.url, "GET", "/v1/closed")[1]
+    else:
+        answer = request(options.url, "DELETE", "/v1/closed", {"closed": options.closed})[1]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print("\n".join(answer["closed"]) or "nothing is closed")
+    return 0
+
+
 COMMANDS = {
+    "adopt": adopt,
+    "release": release,
     "set-rate": set_rate,
     "set-share": set_share,
     "set-port": set_port,

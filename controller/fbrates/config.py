@@ -34,6 +34,10 @@ IP_ALLOWED = "a unicast IPv4 or IPv6 address, or a list of them"
 TO_ALLOWED = "an IPv4 or IPv6 address or prefix, such as 10.0.0.9, 10.1.0.0/16 or 2001:db8::/64"
 SWITCHES_ALLOWED = 'any, or a list of datapath ids such as 0x1 or "000002b2c3d4e5f6"'
 
+FIRST_METER, LAST_METER = 10000, 65535
+"""The meter ids that are ours if the file does not say: not those that people begin with
+who number theirs by hand."""
+
 MIN_SHARE = 256_000
 """The smallest min-rate, and the one of a VM that shares and has none, in bit/s.  At this
 rate a full frame is through in 47 ms: at less it would not wait for its turn within the
@@ -41,6 +45,7 @@ rate a full frame is through in 47 ms: at less it would not wait for its turn wi
 
 MIN_RATE_ALLOWED = f"{units.format_rate(MIN_SHARE)} or more, a rate as in 100Mbps"
 WEIGHT_ALLOWED = f"an integer from 1 to {MAX_WEIGHT}"
+UNKNOWN_ALLOWED = "drop, forward, or {rate: RATE}"
 SHARING_KEYS = ("shares", "min-rate", "max-rate", "weight")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
@@ -75,6 +80,23 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Identity:
+    """What packets come from: a port, or part of one; else a MAC address; else addresses."""
+
+    port: str | None = None
+    vlan: int | None = None
+    vni: int | None = None
+    mac: str | None = None
+    ips: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.port is None:
+            return f"mac {self.mac}" if self.mac is not None else f"ip {', '.join(self.ips)}"
+        vlan = "" if self.vlan is None else f" vlan {self.vlan}"
+        return f"port {self.port}{vlan}" + ("" if self.vni is None else f" vni {self.vni}")
+
+
+@dataclass(frozen=True)
 class Vm:
     """A VM, how its packets are recognized, and its rate: one meter.
 
@@ -92,6 +114,17 @@ class Vm:
     burst: int | None
     destinations: dict[str, Destination]
     share: Share | None = None
+    vlan: int | None = None
+    vni: int | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """What of the above recognizes its packets."""
+        if self.port is not None:
+            return Identity(self.port, self.vlan, self.vni)
+        if self.mac is not None:
+            return Identity(mac=self.mac)
+        return Identity(ips=tuple(str(address) for address in self.ips))
 
 
 @dataclass(frozen=True)
@@ -137,12 +170,16 @@ class Config:
 
     tenants: dict[str, Tenant]
     switches: frozenset[int] | None = None
-    unknown_sources: Literal["forward", "drop"] = "forward"
+    unknown_sources: Literal["drop", "rate", "forward"] = "drop"
+    unknown_rate: int | None = None
+    """bit/s that all unknown sources have together at each switch; None: no such rate."""
+    uplinks: tuple[str, ...] = ()
+    """Ports that lead elsewhere: what comes in there is no VM's, and passes."""
     forwarding: Forwarding = field(default_factory=Forwarding)
     shaping: Shaping | None = field(default_factory=Shaping)
     """None: drop bands, also where the switch has the shape band."""
-    first_meter: int = 1
-    last_meter: int = 65535
+    first_meter: int = FIRST_METER
+    last_meter: int = LAST_METER
     resync_interval: int = 10
     ports: dict[str, int] = field(default_factory=dict)
     """Ports that are shared: their rates in bit/s, by name."""
@@ -155,6 +192,12 @@ class Config:
             for vm in tenant.vms.values()
             if vm.share is not None
         }
+
+    def identities(self) -> Iterator[Identity]:
+        """What all VMs are recognized by, and uplinks."""
+        for tenant in self.tenants.values():
+            yield from (vm.identity for vm in tenant.vms.values())
+        yield from (Identity(port) for port in self.uplinks)
 
     def limits(self) -> Iterator[Vm | Destination]:
         """Everything that has a rate, in the file's order."""
@@ -312,6 +355,29 @@ def parse_network(value: object) -> Network:
     raise units.UnitError(f"prefix has host bits set; did you mean {prefix}?", TO_ALLOWED)
 
 
+def parse_unknown(value: object) -> str | int:
+    """Read what unknown sources get: a word, or their rate in bit/s."""
+    if value in ("drop", "forward"):
+        return str(value)
+    if isinstance(value, dict) and set(value) == {"rate"}:
+        return units.parse_rate(value["rate"])
+    raise units.UnitError("not one of the allowed words", UNKNOWN_ALLOWED)
+
+
+def parse_vlan(value: object) -> int:
+    """Read a VLAN's id."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 4094:
+        raise units.UnitError("not a VLAN", "an integer from 1 to 4094")
+    return value
+
+
+def parse_vni(value: object) -> int:
+    """Read the id of a virtual network in tunnels (VXLAN, Geneve)."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 24:
+        raise units.UnitError("not a VNI", "an integer from 0 to 16777215")
+    return value
+
+
 def parse_switches(value: object) -> frozenset[int] | None:
     """Give the datapath ids, or None for all switches."""
     if value == "any":
@@ -374,6 +440,9 @@ _Ips = Annotated[Any, _validator(parse_ips)]
 _To = Annotated[Any, _validator(parse_network)]
 _ForwardTo = Annotated[Any, _validator(parse_to)]
 _Switches = Annotated[Any, _validator(parse_switches)]
+_Unknown = Annotated[Any, _validator(parse_unknown)]
+_Vlan = Annotated[int, _validator(parse_vlan)]
+_Vni = Annotated[int, _validator(parse_vni)]
 
 
 class _Model(BaseModel):
@@ -388,6 +457,8 @@ class _Destination(_Model):
 
 class _Vm(_Model):
     port: _Port = ""
+    vlan: _Vlan = _UNSET
+    vni: _Vni = _UNSET
     mac: _Mac = ""
     ip: _Ips = ()
     rate: _Rate = _UNSET
@@ -434,8 +505,8 @@ class _Forwarding(_Model):
 
 
 class _Meters(_Model):
-    first: Annotated[int, Field(ge=1, le=0xFFFF0000)] = 1
-    last: Annotated[int, Field(ge=1, le=0xFFFF0000)] = 65535
+    first: Annotated[int, Field(ge=1, le=0xFFFF0000)] = FIRST_METER
+    last: Annotated[int, Field(ge=1, le=0xFFFF0000)] = LAST_METER
 
 
 def _expand_forwarding(value: object) -> object:
@@ -450,7 +521,8 @@ class _File(_Model):
     tenants: dict[_Name, _Tenant]
     ports: dict[_Name, _SharedPort] = Field(default_factory=dict)
     switches: _Switches = None
-    unknown_sources: Literal["forward", "drop"] = "forward"
+    unknown_sources: _Unknown = "drop"
+    uplinks: list[_Port] = Field(default_factory=list)
     defaults: _Defaults = Field(default_factory=_Defaults)
     forwarding: Annotated[_Forwarding, BeforeValidator(_expand_forwarding)] = Field(
         default_factory=lambda: _Forwarding(mode="normal")
@@ -536,20 +608,26 @@ def _problem(error: Any, document: loader.Document) -> Problem:
 def _cross_check(data: Any, document: loader.Document) -> list[Problem]:
     """Find what two places of the file say differently; works on files with other errors."""
     problems: list[Problem] = []
-    seen: dict[tuple[str, Any], Path] = {}
+    seen: dict[tuple[str, Any], tuple[Path, bool]] = {}
+    at_port: dict[str, dict[str, Path]] = {}
+    """By port: who is there, by what says more: vlan, vni or nothing."""
+    static = _is_static(_get(data, "forwarding"))
 
-    def claim(kind: str, value: Any, path: Path) -> None:
-        first = seen.setdefault((kind, value), path)
-        if first != path:
-            problems.append(
-                Problem(
-                    dotted(path),
-                    f"{kind} is already that of {dotted(first[:4])}",
-                    str(value),
-                    f"each VM its own {kind}",
-                    document.line_of(path),
-                )
+    def complain(path: Path, message: str, value: Any, allowed: str) -> None:
+        problems.append(Problem(dotted(path), message, value, allowed, document.line_of(path)))
+
+    def claim(kind: str, value: Any, path: Path, apart: bool = False) -> None:
+        first, first_apart = seen.setdefault((kind, value), (path, apart))
+        if first != path and not (apart and first_apart):
+            but = "" if kind == "port" else ", or each VM a port"
+            complain(
+                path,
+                f"{kind} is already that of {dotted(first[:4])}",
+                str(value),
+                f"each VM its own {kind}{'' if static else but}",
             )
+        if not apart:
+            seen[kind, value] = (first, False)
 
     def destinations(where: Any, path: Path) -> None:
         first: dict[Network, int] = {}
@@ -586,14 +664,66 @@ def _cross_check(data: Any, document: loader.Document) -> list[Problem]:
                     )
                 )
             port = _quietly(parse_port, vm_data.get("port"))
+            segment = _segment(vm_data)
             if port is not None:
-                claim("port", port, (*path, "port"))
+                here = (*path, "port")
+                claim("port", f"{port}{segment}", here)
+                users = at_port.setdefault(port, {})
+                kind = segment.split()[0] if segment else ""
+                users.setdefault(kind, here)
+                if len(users) > 1 and users[kind] == here:
+                    other = next(where for key, where in users.items() if key != kind)
+                    complain(
+                        here,
+                        f"port is already that of {dotted(other[:4])}",
+                        port,
+                        "of VMs at one port each a vlan, or each a vni, of its own",
+                    )
+            elif segment:
+                key = next(key for key in ("vlan", "vni") if key in vm_data)
+                complain((*path, key), "is of no use without a port", vm_data[key], "with port")
+            if "vlan" in vm_data and "vni" in vm_data:
+                complain((*path, "vni"), "both vlan and vni", vm_data["vni"], "one of them")
+            if "vlan" in vm_data and static:
+                complain(
+                    (*path, "vlan"),
+                    "forwarding: static knows no VLANs",
+                    vm_data["vlan"],
+                    "with forwarding: normal",
+                )
+            # Where the port tells VMs apart their addresses may be the same, as they are
+            # in networks that have nothing to do with each other.
+            apart = port is not None and not static
             mac = _quietly(parse_mac, vm_data.get("mac"))
             if mac is not None:
-                claim("mac", mac, (*path, "mac"))
+                claim("mac", mac, (*path, "mac"), apart)
             for address in _quietly(parse_ips, vm_data.get("ip")) or ():
-                claim("ip", address, (*path, "ip"))
+                claim("ip", address, (*path, "ip"), apart)
+    uplinks = _get(data, "uplinks")
+    for i, item in enumerate(uplinks if isinstance(uplinks, list) else []):
+        name = _quietly(parse_port, item)
+        if name is not None and "" in at_port.get(name, {}):
+            complain(
+                ("uplinks", i),
+                f"is the port of {dotted(at_port[name][''][:4])}",
+                name,
+                "ports that are no VM's",
+            )
+        if name is not None and name in uplinks[:i]:
+            complain(("uplinks", i), "is already in this list", name, "each port once")
     return problems
+
+
+def _is_static(forwarding: Any) -> bool:
+    if isinstance(forwarding, dict):
+        return forwarding.get("mode", "static") == "static"
+    return forwarding == "static" or isinstance(forwarding, list)
+
+
+def _segment(vm: Mapping[str, Any]) -> str:
+    """Tell what beside the port says whose packets they are, as text; "" for nothing."""
+    vlan, vni = _quietly(parse_vlan, vm.get("vlan")), _quietly(parse_vni, vm.get("vni"))
+    return ("" if vlan is None else f" vlan {vlan}") + ("" if vni is None else f" vni {vni}")
 
 
 def _get(data: Any, key: str) -> Any:
@@ -622,10 +752,13 @@ class _Resolver:
     def config(self) -> Config:
         file = self.file
         tenants = {name: self.tenant(name, tenant) for name, tenant in file.tenants.items()}
+        unknown = file.unknown_sources
         config = Config(
             tenants=tenants,
             switches=file.switches,
-            unknown_sources=file.unknown_sources,
+            unknown_sources="rate" if isinstance(unknown, int) else unknown,
+            unknown_rate=unknown if isinstance(unknown, int) else None,
+            uplinks=tuple(file.uplinks),
             forwarding=self.forwarding(tenants),
             shaping=self.shaping(),
             first_meter=file.meters.first,
@@ -636,12 +769,14 @@ class _Resolver:
         self.check_ports(config)
         count = sum(1 for _ in config.limits())
         span = config.last_meter - config.first_meter + 1
-        if span < count:
+        # To try the shape band with, and for unknown sources.
+        more = 1 if config.unknown_rate is None else 2
+        if span < count + more:
             self.complain(
                 ("meters",),
                 f"{max(span, 0)} meter ids are not enough for {count} VMs and destinations",
                 f"{config.first_meter}..{config.last_meter}",
-                "first not above last, and an id for each VM and destination",
+                f"first not above last, an id for each VM and destination, and {more} more",
             )
         return config
 
@@ -668,6 +803,8 @@ class _Resolver:
             burst=self.burst(vm.burst, defaults.burst),
             destinations=self.destinations(key, vm.destinations, path),
             share=share,
+            vlan=None if vm.vlan == _UNSET else vm.vlan,
+            vni=None if vm.vni == _UNSET else vm.vni,
         )
 
     def vm_rate(self, vm: _Vm, path: Path) -> int | None:

@@ -1,32 +1,46 @@
 """Which number belongs to which VM, destination and tenant.
 
-Numbers come from names, not from the order of the file and not from a state file:
-a name's hash picks its place in the range, and the few names whose places coincide
-take the next free ones, in the order of their hashes.  So a VM keeps its meter when
-the controller restarts, when the file's lines move, on every switch, and, coincident
-hashes apart, when other VMs come and go.  What a re-sync finds is then what it wants
-to be there, and it has nothing to disturb.
+A number comes from the name: a hash of it picks a place in the range, and a name whose
+place is taken has the next free one.  So a controller that knows nothing finds nearly all
+numbers again, on every switch.  But a number that was given stays: who comes later never
+moves somebody else, because while a meter's number changes hands packets are under another
+one's rate.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
-def allocate(names: Iterable[str], first: int, last: int) -> dict[str, int]:
-    """Give each name a number of its own in first..last; ValueError if they are too few."""
+def allocate(
+    names: Iterable[str],
+    first: int,
+    last: int,
+    kept: Mapping[str, int] | None = None,
+    unusable: Collection[int] = (),
+) -> dict[str, int]:
+    """Give each name a number of its own in first..last; ValueError if they are too few.
+
+    Names in `kept` keep their number if it is in the range; the others have none of the
+    `unusable` ones.
+    """
     span = last - first + 1
-    hashed = sorted((_hash(name), name) for name in set(names))
-    if len(hashed) > span:
-        raise ValueError(f"{len(hashed)} names for {span} numbers")
-    result: dict[str, int] = {}
-    taken: set[int] = set()
-    for value, name in hashed:
+    wanted = set(names)
+    result = {
+        name: number
+        for name, number in (kept or {}).items()
+        if name in wanted and first <= number <= last
+    }
+    taken = set(result.values()) | {number for number in unusable if first <= number <= last}
+    fresh = sorted((_hash(name), name) for name in wanted - result.keys())
+    if len(fresh) + len(taken) > span:
+        raise ValueError(f"{len(wanted)} names for {max(span, 0)} numbers")
+    for value, name in fresh:
         place = value % span
-        while place in taken:
+        while first + place in taken:
             place = (place + 1) % span
-        taken.add(place)
+        taken.add(first + place)
         result[name] = first + place
     return result
 

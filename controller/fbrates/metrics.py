@@ -45,11 +45,23 @@ class _ServiceCollector(Collector):
         repairs = CounterMetricFamily(
             "flowbundler_switch_repairs", "Audits that found differences.", labels=["switch"]
         )
+        unknown = {
+            key: CounterMetricFamily(
+                f"flowbundler_unknown_sources_{key}",
+                f"What came from unknown sources, as of the last audit ({key}).",
+                labels=["switch", "policy"],
+            )
+            for key in ("packets", "bytes")
+        }
         for name, status in service.status_view()["switches"].items():
+            for key, family in unknown.items():
+                counted = status.get("unknown_sources", {}).get(key, 0)
+                family.add_metric([name, service.config.unknown_sources], counted)
             for key, family in per_switch.items():
                 value = status.get(key, 0)
                 family.add_metric([name], len(value) if isinstance(value, list) else value)
             repairs.add_metric([name], status.get("repairs", 0))
+        yield from unknown.values()
         yield from per_switch.values()
         yield repairs
         yield CounterMetricFamily(

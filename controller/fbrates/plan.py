@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fbrates import ids
@@ -31,6 +31,7 @@ from fbrates.config import (
     Address,
     Config,
     Destination,
+    Identity,
     Network,
     Shaping,
     Tenant,
@@ -64,8 +65,10 @@ DEFAULT_PRIORITY = 1
 """Not 0, so that another controller's table-miss flow can stay where it is."""
 
 # Table 0: what recognizes a VM.  A port says more than an address, which a sender
-# can make up; what contradicts the addresses of a VM is below what agrees with them.
-BY_PORT, BY_MAC, BY_IP = 300, 200, 100
+# can make up, and a VLAN or tunnel at the port still more; what contradicts the addresses
+# of a VM is below what agrees with them.
+BY_SEGMENT, BY_PORT, BY_MAC, BY_IP = 400, 300, 200, 100
+CLOSED, FROM_UPLINK = 60, 50
 AGREES = 20
 FORGES = 40  # What a router says, or another neighbor, with a source that agrees.
 ADVERTISES = 60  # What a neighbor says of itself.
@@ -117,6 +120,13 @@ class Flow:
     outputs: tuple[int | str, ...] = ()
     foreign: str = ""
     """Set for an entry read from a switch that has what ours never have."""
+    packets: int = field(default=0, compare=False)
+    bytes: int = field(default=0, compare=False)
+    """What it had counted when it was read."""
+
+
+UNKNOWN_FLOW = FlowKey(VM_TABLE, DEFAULT_PRIORITY, ())
+"""The entry that what comes from nobody known meets."""
 
 
 @dataclass
@@ -130,6 +140,10 @@ class Plan:
     """Whether the meters have shape bands."""
 
 
+UNKNOWN, TRIAL = "(unknown sources)", "(trial)"
+"""What has a number beside VMs and destinations; no VM can have such a name."""
+
+
 @dataclass
 class Numbers:
     """The numbers that a configuration's names have."""
@@ -137,19 +151,31 @@ class Numbers:
     meters: dict[str, int]
     tenants: dict[str, int]
     owners: dict[int, str]
+    trial: int
+    """The meter id that shape bands are tried with; nothing else has it."""
 
     @classmethod
-    def of(cls, config: Config) -> Numbers:
-        """Number everything in the configuration."""
-        keys = [limit.key for limit in config.limits()]
-        meters = ids.allocate(keys, config.first_meter, config.last_meter)
-        tenants = ids.allocate(config.tenants, 1, 0x7FFFFFFF)
-        return cls(meters, tenants, {number: key for key, number in meters.items()})
+    def of(
+        cls,
+        config: Config,
+        before: Mapping[str, int] | None = None,
+        tenants_before: Mapping[str, int] | None = None,
+        unusable: Collection[int] = (),
+    ) -> Numbers:
+        """Number everything in the configuration; ValueError if the ids are too few.
 
-    def spare(self, config: Config) -> int | None:
-        """Give a meter id of ours that nothing has, or None."""
-        ours = range(config.last_meter, config.first_meter - 1, -1)
-        return next((number for number in ours if number not in self.owners), None)
+        Who had a number `before` keeps it; new ones are not among the `unusable`.
+        """
+        keys = [limit.key for limit in config.limits()]
+        keys += [TRIAL] if config.unknown_rate is None else [TRIAL, UNKNOWN]
+        meters = ids.allocate(keys, config.first_meter, config.last_meter, before, unusable)
+        tenants = ids.allocate(config.tenants, 1, 0x7FFFFFFF, tenants_before)
+        trial = meters.pop(TRIAL)
+        return cls(meters, tenants, {number: key for key, number in meters.items()}, trial)
+
+    def all(self) -> dict[str, int]:
+        """Give all that have a meter id, also the trial."""
+        return {**self.meters, TRIAL: self.trial}
 
     def describe(self, number: int) -> str:
         """Name the owner of a meter id or of a cookie's lower half."""
@@ -201,6 +227,7 @@ def build(
     rates: Mapping[str, int | None],
     ports: Mapping[str, int],
     shape: bool = False,
+    closed: Iterable[Identity] = (),
 ) -> Plan:
     """Give what a switch with these ports (name -> number) should have.
 
@@ -209,8 +236,11 @@ def build(
     `rates` has the rate in bit/s, or None for unlimited, of every VM and destination
     by key.  A VM whose port the switch does not have has nothing there, and its port
     is in the result's `missing_ports`.
+
+    What comes from who is `closed`, because it was a VM and is none any more, is dropped
+    also where unknown sources are not.
     """
-    return _Builder(config, numbers, rates, ports, shape).build()
+    return _Builder(config, numbers, rates, ports, shape, closed).build()
 
 
 class _Builder:
@@ -221,7 +251,9 @@ class _Builder:
         rates: Mapping[str, int | None],
         ports: Mapping[str, int],
         shape: bool,
+        closed: Iterable[Identity],
     ) -> None:
+        self.closed = closed
         self.shaping = config.shaping if shape else None
         self.config = config
         self.numbers = numbers
@@ -235,13 +267,40 @@ class _Builder:
             if present:
                 for destination in tenant.destinations.values():
                     self.destination(tenant, None, destination)
-        if self.config.unknown_sources == "forward":
-            self.add(VM_TABLE, DEFAULT_PRIORITY, {}, goto=FORWARDING_TABLE)
-        else:
-            self.add(VM_TABLE, DEFAULT_PRIORITY, {})
+        self.unknown()
         self.add(DESTINATION_TABLE, DEFAULT_PRIORITY, {}, goto=FORWARDING_TABLE)
         self.forwarding()
         return self.plan
+
+    def unknown(self) -> None:
+        """Table 0, for what is no VM's."""
+        config, goto = self.config, FORWARDING_TABLE
+        for name in config.uplinks:
+            if (in_port := self.port(name)) is not None:
+                self.add(VM_TABLE, FROM_UPLINK, {"in_port": in_port}, goto=goto)
+        if config.unknown_sources == "drop":
+            self.add(VM_TABLE, DEFAULT_PRIORITY, {})
+            return
+        for identity in self.closed:
+            for match in self.matches(identity):
+                self.add(VM_TABLE, CLOSED, match)
+        number = None
+        if config.unknown_rate is not None:
+            number = self.numbers.meters[UNKNOWN]
+            self.plan.meters[number] = Meter(
+                number, config.unknown_rate // 1000, shaping=self.shaping
+            )
+        self.add(VM_TABLE, DEFAULT_PRIORITY, {}, number or 0, number, goto=goto)
+
+    def matches(self, identity: Identity) -> Iterable[dict[str, int | str]]:
+        """Give what matches all that comes from there; nothing if this switch has no such port."""
+        if identity.port is not None:
+            if identity.port not in self.ports:
+                return []
+            return [{"in_port": self.ports[identity.port], **_segment(identity)}]
+        if identity.mac is not None:
+            return [{"eth_src": identity.mac}]
+        return _sources([ipaddress.ip_address(ip) for ip in identity.ips], own_only=True)
 
     def add(
         self,
@@ -278,7 +337,9 @@ class _Builder:
             in_port = self.port(vm.port)
             if in_port is None:
                 return False
-            level, base, checked = BY_PORT, {"in_port": in_port}, bool(vm.mac or vm.ips)
+            segment = _segment(vm.identity)
+            level, checked = BY_SEGMENT if segment else BY_PORT, bool(vm.mac or vm.ips)
+            base = {"in_port": in_port, **segment}
             agreeing = {**base, "eth_src": vm.mac} if vm.mac else base
         elif vm.mac is not None:
             level, base, checked = BY_MAC, {"eth_src": vm.mac}, bool(vm.ips)
@@ -365,6 +426,12 @@ class _Builder:
         )
         outputs = (NORMAL,) if forwarding.unknown == "normal" else ()
         self.add(FORWARDING_TABLE, DEFAULT_PRIORITY, {}, outputs=outputs)
+
+
+def _segment(identity: Identity) -> dict[str, int | str]:
+    if identity.vlan is not None:
+        return {"vlan_vid": 0x1000 | identity.vlan}
+    return {} if identity.vni is None else {"tunnel_id": identity.vni}
 
 
 def _ip_match(network: Network, side: str) -> dict[str, int | str]:

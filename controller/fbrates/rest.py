@@ -8,12 +8,14 @@ docs/controller.md.  A request that is refused has changed nothing.
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fbrates import config, units
+from fbrates.changes import Changes, Wanted
 from fbrates.config import Destination, ShareError, Vm
 from fbrates.loader import InvalidConfig, plain
 from fbrates.service import Service, UnknownName
@@ -74,14 +76,20 @@ class Api:
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self.service = service
+        self.changes = Changes(service)
         self._clock = clock
 
-    def handle(self, method: str, path: str, body: bytes = b"") -> Response:
-        """Answer a request; `path` is percent-decoded and without the query."""
+    def handle(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Answer a request; `path` is percent-decoded and without the query.
+
+        `headers` looks names up in any case.
+        """
         try:
             if len(body) > MAX_BODY:
                 raise too_large()
-            return self._route(method, path, body)
+            return self._route(method, path, body, prefers_async(headers or {}))
         except RequestError as error:
             return error.response
         except ShareError as error:
@@ -102,7 +110,7 @@ class Api:
                 },
             )
 
-    def _route(self, method: str, path: str, body: bytes) -> Response:
+    def _route(self, method: str, path: str, body: bytes, later: bool) -> Response:
         parts = path.strip("/").split("/")
         service = self.service
         match parts:
@@ -114,7 +122,17 @@ class Api:
                 return Response(200, service.meters_view())
             case ["v1", "reload"]:
                 self._allow(method, "POST")
-                return self._reload()
+                return self._reload(body)
+            case ["v1", "changes", number]:
+                self._allow(method, "GET")
+                return Response(200, self.changes.view(number))
+            case ["v1", "switches", name, "adopt"]:
+                self._allow(method, "POST")
+                self.service.adopt(_datapath_id(name))
+                return Response(200, {"switch": name, "adopting": True})
+            case ["v1", "closed"]:
+                self._allow(method, "GET", "DELETE")
+                return self._closed(method, body)
             case ["v1", "tenants"]:
                 self._allow(method, "GET")
                 return Response(200, {"tenants": service.tenants_view()})
@@ -130,16 +148,16 @@ class Api:
             case ["v1", "tenants", tenant, "vms", vm, "rate"]:
                 self._allow(method, "GET", "PUT")
                 names = {"tenant": tenant, "vm": vm}
-                return self._rate(method, service.vm(tenant, vm), names, body)
+                return self._rate(method, service.vm(tenant, vm), names, body, later)
             case ["v1", "tenants", tenant, "vms", vm, "share"]:
                 self._allow(method, "GET", "PUT")
-                return self._share(method, service.vm(tenant, vm), body)
+                return self._share(method, service.vm(tenant, vm), body, later)
             case ["v1", "ports"]:
                 self._allow(method, "GET")
                 return Response(200, {"ports": service.ports_view()})
             case ["v1", "ports", port]:
                 self._allow(method, "GET", "PUT")
-                return self._port(method, port, body)
+                return self._port(method, port, body, later)
             case ["v1", "tenants", tenant, "vms", vm, "destinations", *to, "rate"] if to:
                 self._allow(method, "GET", "PUT")
                 owner = service.vm(tenant, vm)
@@ -149,7 +167,7 @@ class Api:
                     "vm": vm,
                     "destination": config.network_text(destination.network),
                 }
-                return self._rate(method, destination, names, body)
+                return self._rate(method, destination, names, body, later)
             case ["v1", "tenants", tenant, "destinations", *to, "rate"] if to:
                 self._allow(method, "GET", "PUT")
                 shared = service.destination(service.tenant(tenant), _network("/".join(to)))
@@ -157,7 +175,7 @@ class Api:
                     "tenant": tenant,
                     "destination": config.network_text(shared.network),
                 }
-                return self._rate(method, shared, names, body)
+                return self._rate(method, shared, names, body, later)
         raise RequestError(
             404,
             "no such path",
@@ -167,6 +185,9 @@ class Api:
                 "/v1/status",
                 "/v1/meters",
                 "/v1/reload",
+                "/v1/changes/{number}",
+                "/v1/closed",
+                "/v1/switches/{switch}/adopt",
                 "/v1/ports",
                 "/v1/ports/{port}",
                 "/v1/tenants",
@@ -194,7 +215,12 @@ class Api:
             )
 
     def _rate(
-        self, method: str, limit: Vm | Destination, names: dict[str, str], body: bytes
+        self,
+        method: str,
+        limit: Vm | Destination,
+        names: dict[str, str],
+        body: bytes,
+        later: bool,
     ) -> Response:
         if method != "PUT":
             return Response(200, {**names, **self.service.limit_view(limit)})
@@ -217,12 +243,28 @@ class Api:
             "new_rate": units.format_rate(change.new),
             "new_rate_bps": change.new,
         }
-        return self._confirm(answer, change.waiters, started, "has this VM; it will get this rate")
+        wanted = Wanted({change.meter}, lambda: self.service.rates.get(limit.key, -1) == rate)
+        missing = "has this VM; it will get this rate"
+        return self._confirm(answer, change.waiters, started, missing, wanted, later)
 
     def _confirm(
-        self, answer: dict[str, Any], waiters: dict[str, Waiter], started: float, missing: str
+        self,
+        answer: dict[str, Any],
+        waiters: dict[str, Waiter],
+        started: float,
+        missing: str,
+        wanted: Wanted,
+        later: bool,
     ) -> Response:
-        """Wait for the switches, and add to the answer what they say."""
+        """Wait for the switches, unless that is for `later`, and answer what they say.
+
+        What is not in force stays wanted, and has a place to ask at.
+        """
+        number = self.changes.add(answer, waiters, wanted)
+        path = f"/v1/changes/{number}"
+        if later and waiters:
+            headers = {"Location": path, "Preference-Applied": "respond-async"}
+            return Response(202, {**answer, "applied": False, "change": path}, headers)
         deadline = started + CONFIRM_TIMEOUT
         confirmed = True
         for waiter in waiters.values():
@@ -237,15 +279,32 @@ class Api:
             "elapsed_ms": round((self._clock() - started) * 1000, 3),
             "switches": switches,
         }
+        if applied:
+            return Response(200, answer)
         if not switches:
-            answer["reason"] = f"no connected switch {missing} with it"
-        elif not applied:
-            answer["reason"] = (
-                "a switch reported an error" if confirmed else "a switch has not confirmed yet"
-            )
-        return Response(200 if applied else 202, answer)
+            status, reason = 503, f"no connected switch {missing} with it"
+        elif confirmed:
+            status, reason = 502, "a switch reported an error"
+        else:
+            status, reason = 504, "a switch has not confirmed yet"
+        late = [name for name, item in switches.items() if not item["applied"]]
+        errors = [error for item in switches.values() for error in item["errors"]]
+        answer |= {
+            "change": path,
+            "reason": reason,
+            "error": {
+                "field": "switch",
+                "value": ", ".join(late) or None,
+                "allowed": f"what was asked for stays wanted: GET {path}",
+                "message": "; ".join([f"not in force: {reason}", *errors]),
+            },
+        }
+        if later:
+            # There is no switch to wait for: the answer is known already.
+            return Response(202, answer, {"Location": path})
+        return Response(status, answer, {"Location": path})
 
-    def _share(self, method: str, vm: Vm, body: bytes) -> Response:
+    def _share(self, method: str, vm: Vm, body: bytes, later: bool) -> Response:
         """Answer about what a VM has of a port."""
         if vm.share is None:
             raise RequestError(
@@ -270,9 +329,14 @@ class Api:
             for share in (change.old, change.new)
         )
         answer: dict[str, Any] = {**names, "port": vm.share.port, "old": old, "new": new}
-        return self._confirm(answer, change.waiters, started, "has this VM; it will get this")
+        wanted = Wanted(
+            {self.service.numbers.meters[vm.key]},
+            lambda: self.service.shares.get(vm.key) == change.new,
+        )
+        missing = "has this VM; it will get this"
+        return self._confirm(answer, change.waiters, started, missing, wanted, later)
 
-    def _port(self, method: str, name: str, body: bytes) -> Response:
+    def _port(self, method: str, name: str, body: bytes, later: bool) -> Response:
         """Answer about a shared port."""
         if method != "PUT":
             return Response(200, {"port": name, **self.service.port_view(name)})
@@ -289,11 +353,32 @@ class Api:
             "new_max-rate": units.format_rate(change.new),
         }
         missing = "has a VM that shares this port; it will have this rate"
-        return self._confirm(answer, change.waiters, started, missing)
+        numbers = {
+            self.service.numbers.meters[key]
+            for key, share in self.service.shares.items()
+            if share.port == name
+        }
+        wanted = Wanted(numbers, lambda: self.service.port_rates.get(name) == rate)
+        return self._confirm(answer, change.waiters, started, missing, wanted, later)
 
-    def _reload(self) -> Response:
+    def _closed(self, method: str, body: bytes) -> Response:
+        """Show what is closed, or let one of it be an unknown source like any other."""
+        if method == "DELETE":
+            name = _object(body, ("closed",), "closed").get("closed")
+            known = [str(identity) for identity in self.service.closed]
+            if name not in known:
+                raise RequestError(404, "is not closed", "closed", name, known)
+            self.service.release(self.service.closed[known.index(name)])
+        return Response(200, {"closed": [str(identity) for identity in self.service.closed]})
+
+    def _reload(self, body: bytes) -> Response:
+        force = False
+        if body:
+            force = _object(body, ("force",), "force").get("force", False)
+            if not isinstance(force, bool):
+                raise RequestError(400, "not a truth value", "force", force, "true or false")
         try:
-            return Response(200, self.service.reload())
+            return Response(200, self.service.reload(force))
         except InvalidConfig as error:
             problems = [problem.as_dict() for problem in error.problems]
             return Response(400, {"error": problems[0], "errors": problems})
@@ -302,6 +387,20 @@ class Api:
 def too_large() -> RequestError:
     """Give the refusal of a body that is too large."""
     return RequestError(413, "the body is too large", "body", None, f"at most {MAX_BODY} bytes")
+
+
+def prefers_async(headers: Mapping[str, str]) -> bool:
+    """Whether a request has ``Prefer: respond-async`` (RFC 7240)."""
+    preferences = headers.get("Prefer", "").split(",")
+    return "respond-async" in (item.split(";")[0].strip().lower() for item in preferences)
+
+
+def _datapath_id(text: str) -> int:
+    if not re.fullmatch(r"[0-9A-Fa-f]{16}", text):
+        raise RequestError(
+            400, "not a datapath id", "switch", text, "16 hexadecimal digits, as in /v1/status"
+        )
+    return int(text, 16)
 
 
 def _network(text: str) -> config.Network:

@@ -19,6 +19,7 @@ from fbrates import units
 from fbrates.config import (
     Config,
     Destination,
+    Identity,
     Network,
     Share,
     Tenant,
@@ -27,10 +28,13 @@ from fbrates.config import (
     check_shares,
     network_text,
 )
-from fbrates.loader import InvalidConfig
+from fbrates.loader import InvalidConfig, Problem
 from fbrates.plan import Numbers, Plan
 from fbrates.sharing import Member, MeterSample, Poller
 from fbrates.sync import REMEMBERED_ERRORS, Event, Message, SwitchError, SwitchSync, Waiter
+
+REMOVABLE = 10
+"""A file may leave out this part of all VMs (a tenth), or one, without saying so."""
 
 SHARED = "shared"
 """What is shown in the place of the rate of a VM that shares a port's."""
@@ -68,6 +72,51 @@ class ShareChange:
     """By datapath id, for the switches where somebody shares the port."""
 
 
+@dataclass
+class Retired:
+    """A number whose owner is gone, and which switches may still have it."""
+
+    owner: str
+    pending: set[int]
+
+
+class _Desk:
+    """What one switch asks of the service."""
+
+    def __init__(self, service: Service, datapath_id: int) -> None:
+        self.service = service
+        self.datapath_id = datapath_id
+        self.poller: Poller
+
+    def plan(self, ports: Mapping[str, int], shape: bool) -> Plan:
+        return self.service.plan(self.poller, ports, shape)
+
+    def describe(self, number: int) -> str:
+        return self.service.describe(number)
+
+    def given(self) -> Mapping[int, str]:
+        return self.service.given()
+
+    def trial(self) -> int:
+        return self.service.numbers.trial
+
+    def meter_range(self) -> tuple[int, int]:
+        return self.service.config.first_meter, self.service.config.last_meter
+
+    def resync_interval(self) -> float:
+        return self.service.config.resync_interval
+
+    def taken_on(self) -> set[int] | None:
+        return self.service.taken_on.get(self.datapath_id)
+
+    def take_on(self, others: set[int]) -> None:
+        self.service.taken_on[self.datapath_id] = others
+
+    def adopt(self, ports: Mapping[str, int], meters: Mapping[int, planning.Meter]) -> None:
+        self.service.plan(self.poller, ports, False)
+        self.poller.adopt(meters)
+
+
 class Service:
     """The controller without its wires.
 
@@ -90,7 +139,10 @@ class Service:
         self._wall_clock = wall_clock
         self._log = log or logging.getLogger("flowbundler")
         self.config = read_config()
-        self.numbers = Numbers.of(self.config)
+        self.retired: dict[int, Retired] = {}
+        self.closed: list[Identity] = []
+        self.taken_on: dict[int, set[int]] = {}
+        self.numbers = self._number(self.config)
         self.rates = self._file_rates()
         self.shares = self.config.shares()
         self.port_rates = dict(self.config.ports)
@@ -115,21 +167,12 @@ class Service:
         previous = self.switches.get(datapath_id)
         if previous is not None:
             previous.disconnect()
+        desk = _Desk(self, datapath_id)
+        errors = self._errors.setdefault(datapath_id, deque(maxlen=REMEMBERED_ERRORS))
         switch = SwitchSync(
-            datapath_id,
-            send,
-            lambda ports, shape: self._plan(poller, ports, shape),
-            lambda: self.numbers.spare(self.config),
-            lambda number: self.numbers.describe(number),
-            (self.config.first_meter, self.config.last_meter),
-            self._clock,
-            self._wall_clock,
-            self._log,
-            self._errors.setdefault(datapath_id, deque(maxlen=REMEMBERED_ERRORS)),
-            self.config.resync_interval,
-            lambda meters: poller.adopt(meters),
+            datapath_id, send, desk, self._clock, self._wall_clock, self._log, errors
         )
-        poller = Poller(switch, self._clock, self._log)
+        poller = desk.poller = Poller(switch, self._clock, self._log)
         self.switches[datapath_id] = switch
         self.pollers[datapath_id] = poller
         self._log.info("switch %s: connected", switch.name)
@@ -148,6 +191,7 @@ class Service:
         """Do what is due; to be called about twice a second."""
         for switch in list(self.switches.values()):
             switch.tick()
+        self._free_numbers()
 
     def poll(self, switch: SwitchSync) -> float:
         """Ask the switch for what its meters have counted, if that is due.
@@ -165,10 +209,11 @@ class Service:
         if poller is not None and poller.switch is switch:
             poller.reply(xid, samples, more)
 
-    def _plan(self, poller: Poller, ports: Mapping[str, int], shape: bool) -> Plan:
+    def plan(self, poller: Poller, ports: Mapping[str, int], shape: bool) -> Plan:
+        """Give what a switch with these ports should have."""
         poller.configure(self._members(ports))
         rates = ChainMap(poller.rates(), self.rates)  # type: ignore[arg-type]
-        return planning.build(self.config, self.numbers, rates, ports, shape)
+        return planning.build(self.config, self.numbers, rates, ports, shape, self.closed)
 
     def _members(self, ports: Mapping[str, int]) -> dict[str, tuple[int, list[Member]]]:
         """Give who shares which port on a switch with these ports."""
@@ -198,6 +243,59 @@ class Service:
                     )
                 )
         return result
+
+    # Numbers.
+
+    def given(self) -> dict[int, str]:
+        """Give the meter ids that are given, or were and are not free yet, with their owners."""
+        numbers = {number: item.owner for number, item in self.retired.items()}
+        return {**numbers, **self.numbers.owners, self.numbers.trial: planning.TRIAL}
+
+    def describe(self, number: int) -> str:
+        """Name who has a meter id, or had it."""
+        return self.given().get(number, f"number {number}")
+
+    def _number(self, config: Config, before: Numbers | None = None) -> Numbers:
+        """Give numbers; raises InvalidConfig if there are too few."""
+        kept = {item.owner: number for number, item in self.retired.items()}
+        unusable = set(self.retired).union(*self.taken_on.values())
+        try:
+            if before is None:
+                return Numbers.of(config)
+            kept.update(before.all())
+            return Numbers.of(config, kept, before.tenants, unusable | before.owners.keys())
+        except ValueError:
+            problem = Problem(
+                "meters",
+                f"there are not enough meter ids: {len(unusable)} are still in use elsewhere",
+                f"{config.first_meter}..{config.last_meter}",
+                "more ids, or the same once all switches are connected and in sync",
+            )
+            raise InvalidConfig([problem]) from None
+
+    def _renumber(self, numbers: Numbers) -> None:
+        """Take new numbers; those that nobody has any more wait for the switches."""
+        before = self.numbers.all()
+        self.numbers = numbers
+        for number in numbers.all().values():
+            self.retired.pop(number, None)
+        for key, number in before.items():
+            if numbers.all().get(key) != number and self.taken_on:
+                self.retired[number] = Retired(key, set(self.taken_on))
+
+    def _free_numbers(self) -> None:
+        """Free the numbers of which all switches have said that they do not have them."""
+        if not self.retired:
+            return
+        in_use = {number: switch.numbers_in_use() for number, switch in self.switches.items()}
+        for number, item in list(self.retired.items()):
+            item.pending = {
+                datapath_id
+                for datapath_id in item.pending & self.taken_on.keys()
+                if (numbers := in_use.get(datapath_id)) is None or number in numbers
+            }
+            if not item.pending:
+                del self.retired[number]
 
     # Tenants and rates.
 
@@ -316,10 +414,18 @@ class Service:
                 poller.divide(name, waiter)
         return waiters
 
-    def reload(self) -> dict[str, int]:
-        """Read the file again; raises InvalidConfig, and then nothing has changed."""
+    def reload(self, force: bool = False) -> dict[str, int]:
+        """Read the file again; raises InvalidConfig, and then nothing has changed.
+
+        What the file says as before stays as it is, also if it was changed live.  A file
+        that many VMs have vanished from is refused, unless that is meant (`force`): it may
+        be half of one.
+        """
         try:
             config = self._read_config()
+            if not force:
+                self._check_removal(config)
+            numbers = self._number(config, self.numbers)
         except InvalidConfig as error:
             self.last_reload_error = str(error)
             self._log.error("reload refused, what ran keeps running:")
@@ -328,16 +434,19 @@ class Service:
             raise
         old_keys = set(self.rates)
         old, old_file = self._settings(), self._file_settings()
-        live = sum(old_file[key] != setting for key, setting in old.items())
+        live = {key: setting for key, setting in old.items() if old_file[key] != setting}
+        self._close(config)
         self.config = config
-        self.numbers = Numbers.of(config)
+        self._renumber(numbers)
         self.rates = self._file_rates()
         self.shares, self.port_rates = config.shares(), dict(config.ports)
+        kept = self._keep(live, old_file)
         new = self._settings()
         self.reloads += 1
         self.last_reload_error = None
         for datapath_id in [number for number in self._errors if not config.selects(number)]:
             del self._errors[datapath_id]
+            self.taken_on.pop(datapath_id, None)
         for switch in list(self.switches.values()):
             if not config.selects(switch.datapath_id):
                 self._log.warning("switch %s: no longer in 'switches', left as it is", switch.name)
@@ -346,18 +455,85 @@ class Service:
                 del self.pollers[switch.datapath_id]
                 self.ignored_switches.add(switch.datapath_id)
                 continue
-            switch.resync_interval = config.resync_interval
-            switch.meter_range = (config.first_meter, config.last_meter)
             switch.replan()
         keys = set(self.rates)
         result = {
             "added": len(keys - old_keys),
             "removed": len(old_keys - keys),
             "rates_changed": sum(old[key] != new[key] for key in new.keys() & old.keys()),
-            "live_changes_dropped": live,
+            "live_changes_kept": kept,
+            "live_changes_dropped": len(live) - kept,
         }
         self._log.info("reloaded: %s", ", ".join(f"{k} {v}" for k, v in result.items()))
         return result
+
+    def _check_removal(self, config: Config) -> None:
+        """Raise InvalidConfig if suspiciously many VMs are gone."""
+        old = {vm.key for tenant in self.config.tenants.values() for vm in tenant.vms.values()}
+        gone = sorted(
+            old - {vm.key for tenant in config.tenants.values() for vm in tenant.vms.values()}
+        )
+        most = max(1, len(old) // REMOVABLE)
+        if len(gone) > most:
+            shown = ", ".join(gone[:10]) + (" ..." if len(gone) > 10 else "")
+            raise InvalidConfig(
+                [
+                    Problem(
+                        "tenants",
+                        f"{len(gone)} of {len(old)} VMs would be removed at once ({shown}); "
+                        "if that is meant: flowbundler-ctl reload --force",
+                        None,
+                        f"at most {most} without force",
+                    )
+                ]
+            )
+
+    def _close(self, config: Config) -> None:
+        """Close what was a VM and is none any more, until something else is said of it."""
+        named = set(config.identities())
+        was = [*self.closed, *self.config.identities()]
+        uplinks = {Identity(port) for port in self.config.uplinks}
+        closed = dict.fromkeys(item for item in was if item not in named | uplinks)
+        for identity in closed.keys() - set(self.closed):
+            self._log.info("%s: was a VM's and is nobody's now: closed", identity)
+        self.closed = list(closed)
+
+    def release(self, identity: Identity) -> None:
+        """Let what was a VM be treated as any unknown source; raises UnknownName."""
+        if identity not in self.closed:
+            raise UnknownName("closed", str(identity), [str(item) for item in self.closed])
+        self.closed.remove(identity)
+        self._log.info("%s: no longer closed", identity)
+        for switch in self.switches.values():
+            switch.replan()
+
+    def adopt(self, datapath_id: int) -> None:
+        """Take all meters of a switch that are in our range for ours; raises UnknownName."""
+        if datapath_id not in self.switches:
+            known = [switch.name for switch in self.switches.values()]
+            raise UnknownName("switch", f"{datapath_id:016x}", known)
+        self.switches[datapath_id].adopt()
+
+    def _keep(self, live: Mapping[str, object], old_file: Mapping[str, object]) -> int:
+        """Restore what was changed live where the file says what it said before; give how many.
+
+        Shares that together are too much for their port are the file's.
+        """
+        file = self._file_settings()
+        kept = {key: value for key, value in live.items() if file.get(key) == old_file[key]}
+        rates = [key for key in kept if key in self.rates and key not in self.shares]
+        self.rates.update({key: kept[key] for key in rates})  # type: ignore[misc]
+        ports = {name: kept.get(f"port {name}", rate) for name, rate in self.port_rates.items()}
+        shares = {key: kept.get(key, share) for key, share in self.shares.items()}
+        done = len(rates)
+        for name, rate in ports.items():
+            those = self._sharing(name, shares)  # type: ignore[arg-type]
+            changed = [key for key in (*those, f"port {name}") if key in kept]
+            if changed and not check_shares(name, rate, those):  # type: ignore[arg-type]
+                self.port_rates[name] = rate  # type: ignore[assignment]
+                self.shares.update(those)
+                done += len(changed)
+        return done
 
     def _file_rates(self) -> dict[str, int | None]:
         return {limit.key: limit.rate for limit in self.config.limits()}
@@ -462,13 +638,12 @@ class Service:
             switch.name: {**switch.status(), "sharing": self.pollers[number].view()}
             for number, switch in self.switches.items()
         }
-        for datapath_id, errors in self._errors.items():
-            if datapath_id not in self.switches:
-                switches[f"{datapath_id:016x}"] = {
-                    "connected": False,
-                    "in_sync": False,
-                    "errors": [error.as_dict() for error in errors],
-                }
+        for datapath_id in {*self._errors, *(self.config.switches or ())} - self.switches.keys():
+            switches[f"{datapath_id:016x}"] = {
+                "connected": False,
+                "in_sync": False,
+                "errors": [error.as_dict() for error in self._errors.get(datapath_id, ())],
+            }
         return {
             "in_sync": bool(self.switches)
             and all(status["in_sync"] for status in switches.values()),
@@ -476,7 +651,16 @@ class Service:
             "ignored_switches": [f"{number:016x}" for number in sorted(self.ignored_switches)],
             "tenants": len(self.config.tenants),
             "vms": sum(len(tenant.vms) for tenant in self.config.tenants.values()),
+            "unknown_sources": {
+                "policy": self.config.unknown_sources,
+                "rate": units.format_rate(self.config.unknown_rate)
+                if self.config.unknown_rate is not None
+                else None,
+                "uplinks": list(self.config.uplinks),
+            },
+            "closed": [str(identity) for identity in self.closed],
             "meters": {str(number): key for number, key in sorted(self.numbers.owners.items())},
+            "retired_meters": {str(number): item.owner for number, item in self.retired.items()},
             "rate_changes": self.rate_changes,
             "reloads": self.reloads,
             "last_reload_error": self.last_reload_error,
@@ -489,7 +673,7 @@ class Service:
             switch.name: [
                 {
                     "meter_id": meter.id,
-                    "owner": self.numbers.describe(meter.id),
+                    "owner": self.describe(meter.id),
                     "flags": ["KBPS"] + (["BURST"] if meter.burst_kbit else []),
                     "bands": [_band_view(meter)],
                 }

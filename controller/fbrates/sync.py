@@ -2,18 +2,26 @@
 
 Life of a connection::
 
-    connect -> try the shape band, -> audit -> reconcile -> in sync -+
-               ask for ports            ^                            |
-                                        +--- every resync_interval, -+
-                                             after an error or a silence
+    connect -> audit, ask -> try the    -> reconcile -> in sync -+
+               for ports     shape band       ^                  |
+                  |                           audit -------------+
+                  v                                 every resync_interval,
+               blocked, while others have           after an error or a silence
+               ids that are wanted
+
+An *audit* asks the switch for its meters and for the flows with our cookie, those in
+windows of the cookie's lower half: each is answered in a time that does not grow with their
+number, and what has come need not be asked for again.  *Reconcile* sends the differences to
+the plan, and a barrier.  Between audits the switch is believed to have what was sent to it.
+
+A meter is *ours* if a flow with our cookie uses it; or if its id is one that we have given
+and the switch was taken on before, when nobody else had that id.  Others' meters are never
+touched.  A switch on which somebody else has an id that we want is not taken on.
 
 OpenFlow has no way to ask for bands of experimenters, so a meter with a *shape band* is
-added and deleted again, under an id of ours that nothing has.  A switch that refuses it
-gets drop bands.
-
-An *audit* asks the switch for its meters and for the flows with our cookie.
-*Reconcile* sends the differences to the plan, and a barrier.  Between audits the
-switch is believed to have what was sent to it.
+added and deleted again, under an id that is kept for that.  Only a switch that says that
+there is no such band (`NO_SHAPE_BAND`) gets drop bands; any other refusal is an error, and
+the trial is repeated.
 
 Contract:
 
@@ -32,7 +40,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +59,16 @@ BARRIER_EVERY = 4096
 """Messages after which a barrier is sent though nobody waits for one: they are remembered
 until it is answered, since any of them may be refused until then."""
 
+WINDOW_FLOWS = 2048
+MOST_WINDOWS = 1 << 12
+"""Flows are asked for in so many windows that each has about WINDOW_FLOWS."""
+
+NO_SHAPE_BAND = frozenset(
+    {"OFPET_METER_MOD_FAILED OFPMMFC_BAD_BAND", "OFPET_BAD_REQUEST OFPBRC_BAD_LEN"}
+)
+"""How switches refuse a band that they do not know; the second is that of an Open vSwitch
+without ours, which takes all bands to be 16 bytes long (docs/shape-band.md)."""
+
 REMEMBERED_ERRORS = 20
 
 
@@ -66,7 +84,13 @@ class MetersRequest:
 
 @dataclass(frozen=True)
 class FlowsRequest:
-    """Ask for the flows whose cookie is ours."""
+    """Ask for the flows whose cookie is ours, and its lowest bits are `window`.
+
+    There are `windows` windows, a power of two.
+    """
+
+    window: int = 0
+    windows: int = 1
 
 
 @dataclass(frozen=True)
@@ -101,11 +125,13 @@ class Waiter:
         self.event = event
         self.owners: set[int] = set()
         """The numbers of what is waited for: errors about others are not told."""
+        self.done = False
         self.applied = False
         self.errors: list[str] = []
 
     def complete(self, confirmed: bool) -> None:
         """Wake the one who waits."""
+        self.done = True
         self.applied = confirmed and not self.errors
         self.event.set()
 
@@ -150,8 +176,12 @@ class _Trial:
 class _Audit:
     meters_xid: int
     flows_xid: int
-    started: float
+    windows: int
+    progress: float
+    """When something was last heard."""
+    window: int = 0
     meters: dict[int, Meter] = field(default_factory=dict)
+    """All that the switch has."""
     flows: dict[FlowKey, Flow] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     """Meters changed since the switch was asked: the answer is older than that."""
@@ -161,6 +191,37 @@ class _Audit:
     flows_done: bool = False
 
 
+class Desk(Protocol):
+    """What a switch has to ask of those who know what it should have."""
+
+    def plan(self, ports: Mapping[str, int], shape: bool) -> Plan:
+        """Give what it should have."""
+
+    def describe(self, number: int) -> str:
+        """Name the owner of a meter id."""
+
+    def given(self) -> Mapping[int, str]:
+        """Give the meter ids that are given, or were and are not free yet, with their owners."""
+
+    def trial(self) -> int:
+        """Give the meter id that shape bands are tried with; it is among `given`."""
+
+    def meter_range(self) -> tuple[int, int]:
+        """Give the first and last id that are ours."""
+
+    def resync_interval(self) -> float:
+        """Give the seconds between audits; 0: only when there is a reason."""
+
+    def taken_on(self) -> set[int] | None:
+        """Give the ids that others had when the switch was taken on; None: it was not yet."""
+
+    def take_on(self, others: set[int]) -> None:
+        """Note that the switch is taken on, and which ids others have."""
+
+    def adopt(self, ports: Mapping[str, int], meters: Mapping[int, Meter]) -> None:
+        """Hear of the ports and our meters that it has at first, before the plan is made."""
+
+
 class SwitchSync:
     """See the module's text."""
 
@@ -168,43 +229,34 @@ class SwitchSync:
         self,
         datapath_id: int,
         send: Callable[[Message], int],
-        build_plan: Callable[[Mapping[str, int], bool], Plan],
-        spare_meter: Callable[[], int | None],
-        describe: Callable[[int], str],
-        meter_range: tuple[int, int],
+        desk: Desk,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log: logging.Logger,
         errors: deque[SwitchError] | None = None,
-        resync_interval: float = 10,
-        adopt: Callable[[Mapping[int, Meter]], None] | None = None,
     ) -> None:
-        """Take on a switch.
-
-        `adopt` is told of the meters that the first audit found, before the plan is
-        made again and carried out.
-        """
+        """Take on a switch."""
         self.datapath_id = datapath_id
         self.ports: dict[str, int] = {}
         self.meters: dict[int, Meter] = {}
+        """Those that are ours."""
+        self.others: set[int] = set()
+        """Ids in our range that others have."""
         self.flows: dict[FlowKey, Flow] = {}
         self.plan = Plan()
         self.in_sync = False
         self.shapes: bool | None = None
         """Whether it has the shape band; None until that is known."""
         self.no_shape_reason: str | None = None
+        self.blocked: str | None = None
+        """Why it is left alone."""
         self.connected = True
         self.audits = 0
         self.repairs = 0
         self.errors = errors if errors is not None else deque(maxlen=REMEMBERED_ERRORS)
-        self.describe = describe
-        self.meter_range = meter_range
-        self.resync_interval = resync_interval
 
         self._send = send
-        self._build_plan = build_plan
-        self._adopt = adopt
-        self._spare_meter = spare_meter
+        self._desk = desk
         self._clock = clock
         self._wall_clock = wall_clock
         self._log = log
@@ -214,6 +266,10 @@ class SwitchSync:
         """Told since the ports were asked for."""
         self._trial: _Trial | None = None
         self._audit: _Audit | None = None
+        self._surveyed = False
+        """Whether what the switch has is known, and may be changed."""
+        self._begun = False
+        self._adopting = False
         self._audited_at: float | None = None
         self._sent: OrderedDict[int, _Sent] = OrderedDict()
         self._doubtful: set[int] = set()
@@ -240,12 +296,14 @@ class SwitchSync:
 
     def connect(self) -> None:
         """Start: the switch has just connected."""
-        self._try_shape()
         self._ask_ports()
+        self.start_audit()
 
     def disconnect(self) -> None:
         """End: nothing that is under way will be answered."""
         self.connected = self.in_sync = False
+        # Answers to it may still be read: they must bring nothing about.
+        self._send = lambda _message: 0
         waiters = self._waiters()
         self._barrier_waiters, self._next_waiters = [], []
         self._held_waiters, self._audit_waiters = [], []
@@ -297,8 +355,8 @@ class SwitchSync:
         audit = self._audit
         if audit is None or xid != audit.meters_xid:
             return
-        first, last = self.meter_range
-        audit.meters.update({meter.id: meter for meter in meters if first <= meter.id <= last})
+        audit.progress = self._clock()
+        audit.meters.update({meter.id: meter for meter in meters})
         audit.meters_done = not more
         self._finish_audit()
 
@@ -311,7 +369,12 @@ class SwitchSync:
         audit.flows.update(
             {flow.key: flow for flow in flows if flow.cookie & planning.COOKIE_MASK == ours}
         )
-        audit.flows_done = not more
+        audit.progress = self._clock()
+        if not more:
+            audit.window += 1
+            audit.flows_done = audit.window == audit.windows
+            if not audit.flows_done:
+                self._ask_flows(audit)
         self._finish_audit()
 
     def barrier_reply(self, xid: int) -> None:
@@ -322,8 +385,7 @@ class SwitchSync:
                 pass
         if self._trial is not None and xid == self._trial.barrier_xid:
             error, self._trial = self._trial.error, None
-            self._know_shape(error is None, error)
-            self._begin()
+            self._judge_trial(error)
             return
         if xid != self._barrier:
             return
@@ -360,18 +422,7 @@ class SwitchSync:
             self._log.debug("switch %s: a message of another application: %s", self.name, error)
             return
         about = sent.about
-        now = self._wall_clock()
-        same = [item for item in self.errors if (item.about, item.error) == (about, error)]
-        if same:
-            same[0].time = now
-            same[0].count += 1
-        else:
-            self.errors.append(SwitchError(now, about, error))
-        if (about, error) not in self._told:
-            # Once until the switch was in sync again: a cause that stays must not
-            # fill the log.
-            self._told.add((about, error))
-            self._log.error("switch %s: %s: %s", self.name, about, error)
+        self._note_error(about, error)
         if sent.owner is not None:
             # Also who came later and found that what he wants had been sent already.
             for waiter in self._waiters():
@@ -385,7 +436,38 @@ class SwitchSync:
         self._failed_since_barrier = True
         self._schedule_retry()
 
+    def _note_error(self, about: str, error: str) -> None:
+        """Remember an error, and tell it once until the switch was in sync again."""
+        now = self._wall_clock()
+        same = [item for item in self.errors if (item.about, item.error) == (about, error)]
+        if same:
+            same[0].time = now
+            same[0].count += 1
+        else:
+            self.errors.append(SwitchError(now, about, error))
+        if (about, error) not in self._told:
+            # A cause that stays must not fill the log.
+            self._told.add((about, error))
+            self._log.error("switch %s: %s: %s", self.name, about, error)
+
     # What the controller wants.
+
+    def adopt(self) -> None:
+        """Take all meters in our range for ours, whoever made them, at the next audit."""
+        self._adopting = True
+        self._audit = None
+        self.start_audit()
+
+    def numbers_in_use(self) -> set[int] | None:
+        """Give the numbers that its meters and flows have; None while that is not sure."""
+        if not self._ready or not self.in_sync or self._settling or self._doubtful:
+            return None
+        numbers = set(self.meters)
+        for flow in self.flows.values():
+            numbers.add(flow.cookie & 0xFFFFFFFF)
+            if flow.meter is not None:
+                numbers.add(flow.meter)
+        return numbers
 
     def replan(self, waiter: Waiter | None = None, owner: int | None = None) -> None:
         """Bring the switch to a changed configuration, of `owner`, or changed ports."""
@@ -403,10 +485,13 @@ class SwitchSync:
         For a meter that is only about to be added (the switch has just connected),
         the plan is changed, and the addition will have the new rate.
         """
-        if self._ready and meter.id not in self.plan.meters:
+        if not self._ready:
+            waiter.owners = {meter.id}
+            self._held_waiters.append(waiter)
+            return True
+        if meter.id not in self.plan.meters:
             return False
-        if meter.id in self.plan.meters:
-            self.plan.meters[meter.id] = meter
+        self.plan.meters[meter.id] = meter
         if self.meters.get(meter.id, meter) != meter:
             self._change(MeterMod(planning.MODIFY, meter))
             if self._audit is not None:
@@ -443,16 +528,44 @@ class SwitchSync:
         cookie = planning.COOKIE_PREFIX << planning.COOKIE_SHIFT | number
         return any(flow.cookie == cookie for flow in self.plan.flows.values())
 
+    def concerns(self, numbers: set[int]) -> bool:
+        """Whether the switch has, or should have, one of these."""
+        return (
+            not numbers.isdisjoint(self.meters)
+            or not numbers.isdisjoint(self.plan.meters)
+            or any(self.has_owner(number) for number in numbers)
+        )
+
+    def has_done(self, numbers: set[int]) -> bool:
+        """Whether what is wanted of these is confirmed."""
+        return self.in_sync and self._audit_clean() and numbers.isdisjoint(self._doubtful)
+
     def start_audit(self) -> None:
         """Ask the switch what it has, and then repair what differs."""
         if self._audit is not None:
             return
         self._retry_at = None
         meters_xid = self._send(MetersRequest())
-        flows_xid = self._send(FlowsRequest())
         self._note(meters_xid, "asking for meters")
-        self._note(flows_xid, "asking for flows")
-        self._audit = _Audit(meters_xid, flows_xid, self._clock())
+        windows, expected = 1, max(len(self.flows), len(self._desk.given()))
+        while windows * WINDOW_FLOWS < expected and windows < MOST_WINDOWS:
+            windows *= 2
+        self._audit = _Audit(meters_xid, 0, windows, self._clock())
+        self._ask_flows(self._audit)
+
+    def _ask_flows(self, audit: _Audit) -> None:
+        audit.flows_xid = self._send(FlowsRequest(audit.window, audit.windows))
+        self._note(audit.flows_xid, "asking for flows")
+
+    def _ask_again(self, audit: _Audit) -> None:
+        """Ask again for what an audit still lacks."""
+        self._log.warning("switch %s: no answer to an audit, asking again", self.name)
+        audit.progress = self._clock()
+        if not audit.meters_done:
+            audit.meters_xid = self._send(MetersRequest())
+            self._note(audit.meters_xid, "asking for meters")
+        if not audit.flows_done:
+            self._ask_flows(audit)
 
     def tick(self) -> None:
         """Do what is due; to be called about twice a second."""
@@ -461,12 +574,10 @@ class SwitchSync:
             self._try_shape()
         if self._ports_xid is not None and now - self._asked_ports > REPLY_TIMEOUT:
             self._ask_ports()
-        if not self._ready:
+        if self._audit is not None and now - self._audit.progress > REPLY_TIMEOUT:
+            self._ask_again(self._audit)
+        if self._trial is not None or self._ports_xid is not None:
             return
-        if self._audit is not None and now - self._audit.started > REPLY_TIMEOUT:
-            self._log.warning("switch %s: no answer to an audit, asking again", self.name)
-            self._audit = None
-            self.start_audit()
         if self._barrier is not None and now - self._barrier_sent > REPLY_TIMEOUT:
             self._log.warning("switch %s: no answer to a barrier, sending another", self.name)
             self._send_barrier()
@@ -476,9 +587,9 @@ class SwitchSync:
             if now >= self._retry_at:
                 self.start_audit()
         elif (
-            self.resync_interval
+            (interval := self._desk.resync_interval())
             and self._audited_at is not None
-            and now - self._audited_at >= self.resync_interval
+            and now - self._audited_at >= interval
         ):
             self.start_audit()
 
@@ -486,33 +597,52 @@ class SwitchSync:
 
     @property
     def _ready(self) -> bool:
-        """Whether what a plan depends on is known."""
-        return self._ports_xid is None and self.shapes is not None
+        """Whether what a plan depends on is known, and the switch may be changed."""
+        return self._ports_xid is None and self.shapes is not None and self._surveyed
 
     def _plan(self) -> Plan:
-        return self._build_plan(self.ports, bool(self.shapes))
+        return self._desk.plan(self.ports, bool(self.shapes))
 
     def _begin(self) -> None:
-        """Audit for the first time, or after all ports were asked for again."""
-        if self._ready:
+        """Go on when all that was asked at first, or the ports again, is answered."""
+        if self._ports_xid is not None or not self._surveyed or self._trial is not None:
+            return
+        if self.shapes is None:
+            self._try_shape()
+        else:
+            if not self._begun:
+                self._begun = True
+                self._desk.adopt(self.ports, self.meters)
             self.plan = self._plan()
-            self.start_audit()
+            self._reconcile(found=True)
 
     def _try_shape(self) -> None:
-        number = self._spare_meter()
-        if number is None:
-            self._know_shape(False, "no meter id is left for a trial")
-            return
+        number = self._desk.trial()
         # With the flag: a switch that did not know it would refuse all that a file asks for.
-        meter = Meter(number, 1, shaping=Shaping(fair=True))
-        # Deleted first because an earlier trial may have been interrupted.
-        before = self._send(Trial(planning.DELETE, meter))
-        add = self._send(Trial(planning.ADD, meter))
-        after = self._send(Trial(planning.DELETE, meter))
-        barrier = self._send(Barrier())
-        for xid in (before, add, after, barrier):
+        meter = trial_meter(number)
+        messages: list[Message] = [Trial(planning.ADD, meter), Trial(planning.DELETE, meter)]
+        if self._trial is not None or number in self.meters:
+            # An earlier trial was interrupted.
+            messages.insert(0, Trial(planning.DELETE, meter))
+            self.meters.pop(number, None)
+        xids = [self._send(message) for message in (*messages, Barrier())]
+        for xid in xids:
             self._note(xid, "trying the shape band")
-        self._trial = _Trial(add, barrier, self._clock())
+        self._trial = _Trial(xids[-3], xids[-1], self._clock())
+
+    def _judge_trial(self, error: str | None) -> None:
+        """Draw the conclusion from a trial, which was refused with `error` or was not."""
+        if error is None or error in NO_SHAPE_BAND:
+            self._know_shape(error is None, error)
+            self._begin()
+            return
+        # This says nothing about the band, neither way.
+        self._note_error("trying the shape band", error)
+        if any(meter.shaping for meter in self.meters.values()):
+            self._know_shape(True, None)
+            self._begin()
+            return
+        self._schedule_retry()
 
     def _know_shape(self, shapes: bool, reason: str | None) -> None:
         self.shapes, self.no_shape_reason = shapes, reason
@@ -539,16 +669,71 @@ class SwitchSync:
         self._audit = None
         self._audited_at = self._clock()
         self.audits += 1
-        for number in audit.changed & audit.meters.keys():
+        for number in audit.changed & audit.meters.keys() & self.meters.keys():
             audit.meters[number] = self.meters[number]
-        self.meters, self.flows = audit.meters, audit.flows
         self._doubtful = audit.doubtful
         self._held_waiters += self._audit_waiters
         self._audit_waiters = []
-        if self._adopt is not None and self.audits == 1:
-            self._adopt(self.meters)
-            self.plan = self._plan()
-        self._reconcile(found=True)
+        self.flows = audit.flows
+        if not self._sort_out(audit):
+            return
+        if not self._surveyed:
+            self._surveyed = True
+            self._begin()
+        elif not self._ready:
+            self._begin()
+        else:
+            self._reconcile(found=True)
+
+    def _sort_out(self, audit: _Audit) -> bool:
+        """Find which meters are ours; False if others have ids that we want."""
+        given, (first, last) = self._desk.given(), self._desk.meter_range()
+        trial = trial_meter(self._desk.trial())
+        used = {flow.meter for flow in audit.flows.values()}
+        others_before = self._desk.taken_on()
+        known = given.keys() - others_before if others_before is not None else set()
+        ours = {
+            number: meter
+            for number, meter in audit.meters.items()
+            if number in used or number in known or meter == trial
+        }
+        if self._adopting:
+            ours = {n: m for n, m in audit.meters.items() if first <= n <= last or n in ours}
+        others = {n for n in audit.meters if first <= n <= last and n not in ours}
+        wanted = sorted(given.keys() & audit.meters.keys() - ours.keys())
+        if wanted:
+            self.others, self.in_sync = others, False
+            self._block(wanted, given)
+            return False
+        adopted = sorted(ours.keys() - used - known) if self._adopting else []
+        if adopted:
+            self._log.warning("switch %s: adopted meters %s", self.name, _some(adopted))
+        if others - self.others:
+            self._log.warning(
+                "switch %s: meters of others among our ids, left alone: %s",
+                self.name,
+                _some(sorted(others)),
+            )
+        self._adopting, self.blocked = False, None
+        self.others, self.meters = others, ours
+        self._desk.take_on(others)
+        return True
+
+    def _block(self, numbers: list[int], given: Mapping[int, str]) -> None:
+        held = _some([f"{number} ({given[number]})" for number in numbers])
+        reason = f"others have meters with ids that are wanted here: {held}"
+        if reason != self.blocked:
+            self._log.error(
+                "switch %s: left alone: %s; delete them there, choose other ids (meters.first, "
+                "meters.last), or take them over: flowbundler-ctl adopt %s",
+                self.name,
+                reason,
+                self.name,
+            )
+        self.blocked = reason
+        self._surveyed = False
+        self._retry_at = None
+        self._schedule_retry()
 
     def _reconcile(self, found: bool = False) -> None:
         if self._audit is not None:
@@ -569,10 +754,7 @@ class SwitchSync:
         ]
         if deleted and found:
             self._log.info(
-                "switch %s: deleting meters that are not wanted: %s%s",
-                self.name,
-                ", ".join(deleted[:10]),
-                "" if len(deleted) <= 10 else f" and {len(deleted) - 10} more",
+                "switch %s: deleting meters that are not wanted: %s", self.name, _some(deleted)
             )
         for change in changes:
             if isinstance(change, Barrier):
@@ -627,10 +809,10 @@ class SwitchSync:
                     if command == planning.DELETE
                     else (f" {units.format_rate(meter.rate_kbps * 1000)}")
                 )
-                return f"{command} meter {meter.id} of {self.describe(meter.id)}{rate}"
+                return f"{command} meter {meter.id} of {self._desk.describe(meter.id)}{rate}"
             case FlowMod(command, flow):
                 owner = flow.cookie & 0xFFFFFFFF
-                of = f" of {self.describe(owner)}" if owner else ""
+                of = f" of {self._desk.describe(owner)}" if owner else ""
                 match_text = ",".join(f"{k}={v}" for k, v in flow.key.match) or "any"
                 return f"{command} flow{of} in table {flow.key.table}: {match_text}"
         return "barrier"
@@ -670,6 +852,9 @@ class SwitchSync:
             "in_sync": self.in_sync and self._audit_clean(),
             "ports": len(self.ports),
             "missing_ports": sorted(self.plan.missing_ports),
+            "blocked": self.blocked,
+            "others_meters": sorted(self.others),
+            "unknown_sources": self._unknown_sources(),
             "meters": len(self.meters),
             "flows": len(self.flows),
             "audits": self.audits,
@@ -677,5 +862,21 @@ class SwitchSync:
             "errors": [error.as_dict() for error in self.errors],
         }
 
+    def _unknown_sources(self) -> dict[str, int]:
+        """Say what came from nobody that is known, as of the last audit."""
+        flow = self.flows.get(planning.UNKNOWN_FLOW)
+        return {"packets": flow.packets if flow else 0, "bytes": flow.bytes if flow else 0}
+
     def _audit_clean(self) -> bool:
         return self._ports_xid is None and not self._settling
+
+
+def trial_meter(number: int) -> Meter:
+    """Give the meter that shape bands are tried with; no file can ask for such a one."""
+    return Meter(number, 1, shaping=Shaping(fair=True))
+
+
+def _some(items: Sequence[object]) -> str:
+    """Show the first ten."""
+    more = "" if len(items) <= 10 else f" and {len(items) - 10} more"
+    return ", ".join(map(str, items[:10])) + more

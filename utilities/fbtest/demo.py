@@ -185,7 +185,9 @@ class ControllerRun(Run):
             tenant["vms"][vm.name] = {"port": vm.name,
                                       "rate": _rate(vm.rates[0])}
         band = "auto" if self.shaping else "drop"
-        return {"shaping": {"band": band}, "tenants": tenants}
+        # The destinations answer, and are no tenant's VMs.
+        uplinks = sorted({vm.destination for vm in self.vms})
+        return {"shaping": {"band": band}, "uplinks": uplinks, "tenants": tenants}
 
     def start(self) -> None:
         """Write the file, start the controller, connect the bridge."""
