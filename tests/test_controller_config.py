@@ -118,7 +118,9 @@ def test_everything_is_understood() -> None:
     parsed = config.load(str(ROOT / "controller" / "examples" / "everything.yaml"))
     assert parsed.switches == {1, 0x2B2C3D4E5F6}
     assert (parsed.first_meter, parsed.last_meter) == (1000, 1999)
-    assert parsed.unknown_sources == "drop"
+    assert (parsed.unknown_sources, parsed.unknown_rate) == ("rate", 10_000_000)
+    assert parsed.uplinks == ("uplink",)
+    assert parsed.tenants["red"].vms["remote"].vni == 5001
     red = parsed.tenants["red"]
     web = red.vms["web"]
     assert web.ips == (ipaddress.ip_address("10.0.0.1"), ipaddress.ip_address("2001:db8::1"))
