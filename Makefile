@@ -36,8 +36,8 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
-	check-upstream-changed check-matrix check-full soak rounds fuzz bench bench-quick \
-	bench-mininet \
+	check-upstream-changed check-matrix check-full check-links soak rounds fuzz bench \
+	bench-quick bench-mininet \
 	bench-tools install debian13 sid clean root
 
 all: ovs
@@ -57,6 +57,7 @@ help:
 	@echo 'make check-upstream  OVS own suites, compared with OVS without our patches (SUITES=);'
 	@echo '               check-upstream-changed: the tests of what we change'
 	@echo 'make check-full  all of these'
+	@echo 'make check-links  links that are flooded for ten minutes (MINUTES=10 SEED=)'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
 	@echo 'make rounds    guests that go as their ports do (ROUNDS=50 SEED=)'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
@@ -164,9 +165,13 @@ check-clang: all
 	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/utilities/clang.mk CC=clang FB=$(CURDIR) fb-clang
 
 # Random changes under traffic; every packet is counted.
-MINUTES ?= 30
 soak: root all venv vm
-	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/soak.py --minutes $(MINUTES) \
+	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/soak.py --minutes $(or $(MINUTES),30) \
+		$(if $(SEED),--seed $(SEED))
+
+# LACP, BFD and others over links that are flooded; docs/results/runs.csv adds up.
+check-links: root all venv vm
+	@utilities/fb-sandbox run -- $(FB_VENV)/bin/python tests/links.py --minutes $(or $(MINUTES),10) \
 		$(if $(SEED),--seed $(SEED))
 
 # Guests that go as their ports do, over and over; docs/results/runs.csv adds up.
@@ -187,7 +192,7 @@ check-upstream: root all
 check-upstream-changed: root all
 	@utilities/upstream-check $(CHANGED:%=-k %)
 
-check-full: check check-sanitizers check-clang check-upstream rounds
+check-full: check check-sanitizers check-clang check-upstream rounds check-links
 
 # Longer than "make check" does it: docs/testing.md.  The library is built
 # before, with the compiler that it is always built with.

@@ -166,9 +166,7 @@ def add_veth(outer: str, ns: Namespace, inner: str, mac: str, cidr: str,
     run("ip", "link", "add", outer, "type", "veth",
         "peer", "name", inner, "netns", ns.name)
     try:
-        run("sysctl", "-qw", f"net.ipv6.conf.{outer}.disable_ipv6=1",
-            check=False)
-        run("ip", "link", "set", outer, "arp", "off", "mtu", str(mtu), "up")
+        _set_up_outer(outer, mtu)
         ns.ip("link", "set", inner, "address", mac, "mtu", str(mtu))
         ns.ip("address", "add", cidr, "dev", inner)
         ns.exec("ethtool", "-K", inner,
@@ -177,6 +175,23 @@ def add_veth(outer: str, ns: Namespace, inner: str, mac: str, cidr: str,
     except BaseException:
         delete_link(outer)
         raise
+
+
+def add_wire(one: str, other: str, mtu: int = 1500) -> None:
+    """Make a veth pair both of whose ends are here, as `outer` of `add_veth` is."""
+    run("ip", "link", "add", one, "type", "veth", "peer", "name", other)
+    try:
+        for end in (one, other):
+            _set_up_outer(end, mtu)
+    except BaseException:
+        delete_link(one)
+        raise
+
+
+def _set_up_outer(name: str, mtu: int) -> None:
+    """Set an interface up that takes no part in this namespace's networking."""
+    run("sysctl", "-qw", f"net.ipv6.conf.{name}.disable_ipv6=1", check=False)
+    run("ip", "link", "set", name, "arp", "off", "mtu", str(mtu), "up")
 
 
 def delete_link(name: str) -> None:

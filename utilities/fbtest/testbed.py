@@ -28,6 +28,7 @@ from .measure import Sampler
 from .netns import (
     Namespace,
     add_veth,
+    add_wire,
     delete_link,
     link_counters,
     our_names,
@@ -45,6 +46,8 @@ _serial = itertools.count()
 _device = itertools.count()
 
 INNER = "eth0"
+#: A DPDK device that drives an interface of the kernel.
+_AF_PACKET = "net_af_packet,iface={},qpairs=1,blocksz=4096,framesz=2048,framecnt=512"
 #: Hugepages aside, captures are large and written at line rate: memory first.
 _SCRATCH = "/dev/shm"
 
@@ -104,6 +107,15 @@ class VhostPort(Port):
     path: Path
 
 
+P = TypeVar("P", bound=Port)
+
+
+def _numbered(devargs: str) -> str:
+    """Arguments of a DPDK device, with a number behind the driver's name."""
+    driver, _, rest = devargs.partition(",")
+    return f"{driver}{next(_device)}" + (f",{rest}" if rest else "")
+
+
 @dataclass
 class Recorder(Port):
     """A port that writes what leaves it to a file, stamped on leaving."""
@@ -121,14 +133,19 @@ class Testbed:
     # Not a test, whatever its name looks like to pytest.
     __test__ = False
 
-    def __init__(self, env: Mapping[str, str] | None = None):
+    def __init__(self, env: Mapping[str, str] | None = None, *, subnet: int = 10):
+        """Make it on the vswitchd of `env`.
+
+        Of two that are connected, `subnet` keeps apart the addresses of hosts: these
+        are 10.71.0.`subnet` + 1 and so on.
+        """
         self.ovs = Ovs(env)
         self.hosts: dict[str, Host] = {}
         self.guests: list[Guest] = []
         self.ports: dict[str, Port] = {}
-        self.bonds: dict[str, list[VhostPort]] = {}
+        self.bonds: dict[str, Sequence[Port]] = {}
         self._stack = ExitStack()
-        self._subnet = 10
+        self._subnet = subnet
         remove_stale()
         if not self.ovs.alive():
             raise RuntimeError("no ovs-vswitchd answers in "
@@ -223,8 +240,7 @@ class Testbed:
                  **options: str | int) -> Port:
         """Add a DPDK port; `devargs` begins with the driver's name, to which
         a number is added, e.g. ``net_null`` or ``net_null,no-rx=1``."""
-        driver, _, rest = devargs.partition(",")
-        devargs = f"{driver}{next(_device)}" + (f",{rest}" if rest else "")
+        devargs = _numbered(devargs)
         args = [f"options:dpdk-devargs={devargs}"]
         if n_rxq > 1:
             args.append(f"options:n_rxq={n_rxq}")
@@ -264,17 +280,40 @@ class Testbed:
         `options` are columns of the bond's Port.
         """
         ports = [VhostPort(member, 0, "", self.dir / f"{member}.sock") for member in members]
+        self._add_bond(name, ports, options, lambda port: [
+            "type=dpdkvhostuserclient", f"options:vhost-server-path={port.path}"])
+        return ports
+
+    def bond(self, name: str, members: Mapping[str, str], **options: str | int) -> list[Port]:
+        """Add a bond of DPDK ports: their names, and devices as for `add_port`.
+
+        `options` are columns of the bond's Port.
+        """
+        ports = [Port(member, 0, _numbered(devargs)) for member, devargs in members.items()]
+        self._add_bond(name, ports, options, lambda port: [
+            "type=dpdk", f"options:dpdk-devargs={port.devargs}"])
+        return ports
+
+    def _add_bond(self, name: str, ports: Sequence[P], options: Mapping[str, str | int],
+                  columns: Callable[[P], list[str]]) -> None:
+        """Add a bond; `columns` are those of a member's Interface."""
         self.ovs.vsctl(
-            "--", "add-bond", self.bridge, name, *members,
+            "--", "add-bond", self.bridge, name, *(port.name for port in ports),
             *(f"{k}={v}" for k, v in options.items()),
             *(word for port in ports for word in (
-                "--", "set", "Interface", port.name, "type=dpdkvhostuserclient",
-                f"options:vhost-server-path={port.path}")))
+                "--", "set", "Interface", port.name, *columns(port))))
         for port in ports:
             port.number = self.ovs.get("Interface", port.name, "ofport")
         # (Its QoS is the bond's.)
         self.bonds[name] = ports
-        return ports
+
+    def wire(self) -> tuple[str, str]:
+        """Make a wire between two DPDK ports; returns the devices for `add_port`."""
+        n = next(_serial)
+        ends = unique_name(f"w{n}a"), unique_name(f"w{n}b")
+        self._stack.callback(delete_link, ends[0])
+        add_wire(*ends)
+        return _AF_PACKET.format(ends[0]), _AF_PACKET.format(ends[1])
 
     def testpmd(self, port: VhostPort, **kwargs: Any) -> Testpmd:
         """Start a virtual machine at `port` that can send; ready on return."""
@@ -325,9 +364,7 @@ class Testbed:
         outer = unique_name(f"v{n}")
         self._stack.callback(delete_link, outer)
         add_veth(outer, ns, INNER, mac, f"{ip}/24")
-        port = self.add_port(
-            name, f"net_af_packet,iface={outer},qpairs=1,blocksz=4096,"
-            "framesz=2048,framecnt=512")
+        port = self.add_port(name, _AF_PACKET.format(outer))
         host = Host(name, ns, port, outer, ip, mac, self.cpus)
         if static_arp:
             for other in self.hosts.values():
