@@ -12,8 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from ryu.ofproto import ofproto_v1_3 as ofp
-from ryu.ofproto import ofproto_v1_3_parser as parser
+from framework import ofp, parser
 
 EXPERIMENTER = 0x00002320
 SUBTYPE = 1

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
-from ryu.ofproto import ofproto_v1_3 as ofp
-from ryu.ofproto import ofproto_v1_3_parser as parser
-from ryu.ofproto.ofproto_protocol import ProtocolDesc
 
 import shape_band
+import wire
 from controller_pipeline import BAD_BAND
-from fbrates import config, launch, plan, sync, units
+from fbrates import config, plan, sync, units
 from fbrates.config import InvalidConfig, Shaping
 from fbrates.plan import ADD, DELETE, MODIFY, Meter, MeterMod
+from framework import NAME, ofp, parser
 from test_controller_plan import FILE, World
 
-launch.fit_eventlet()
-import ryu_rates  # noqa: E402
+ProtocolDesc = importlib.import_module(f"{NAME}.ofproto.ofproto_protocol").ProtocolDesc
 
 SHAPING = "shaping: {max_delay: 20ms, ecn_threshold: 5ms}\n"
 
@@ -275,11 +275,11 @@ def read(message: bytes) -> list[plan.Meter]:
     parsed = parser.OFPMultipartReply.parser(
         DATAPATH, ofp.OFP_VERSION, ofp.OFPT_MULTIPART_REPLY, len(message), 0, bytearray(message)
     )
-    return [ryu_rates.meter_from_wire(item) for item in parsed.body]
+    return [wire.meter_from_wire(item) for item in parsed.body]
 
 
-def wire(command: str, meter: Meter) -> bytes:
-    message = ryu_rates.to_wire(DATAPATH, MeterMod(command, meter))
+def packed(command: str, meter: Meter) -> bytes:
+    message = wire.to_wire(DATAPATH, MeterMod(command, meter))
     message.set_xid(2)
     message.serialize()
     return bytes(message.buf)
@@ -294,12 +294,12 @@ OTHER = bytes.fromhex("ffff0018 00000001 00000000 4f4e4600 0000000000000000")
 def test_a_meter_mod() -> None:
     """The bytes are those of the test "shape band - meter_mod" of ovs-ofctl."""
     meter = Meter(5, 100_000, 200, Shaping(50_000, 5_000))
-    assert wire(ADD, meter) == bytes.fromhex("041d0030 00000002 0000 0005 00000005") + BAND
+    assert packed(ADD, meter) == bytes.fromhex("041d0030 00000002 0000 0005 00000005") + BAND
     fair = Meter(5, 1024, shaping=Shaping(fair=True))
-    assert wire(MODIFY, fair) == bytes.fromhex("041d0030 00000002 0001 0001 00000005") + FAIR
+    assert packed(MODIFY, fair) == bytes.fromhex("041d0030 00000002 0001 0001 00000005") + FAIR
     drop = Meter(5, 1024)
-    assert wire(MODIFY, drop) == bytes.fromhex("041d0020 00000002 0001 0001 00000005") + DROP
-    assert wire(DELETE, meter) == bytes.fromhex("041d0010 00000002 0002 0005 00000005")
+    assert packed(MODIFY, drop) == bytes.fromhex("041d0020 00000002 0001 0001 00000005") + DROP
+    assert packed(DELETE, meter) == bytes.fromhex("041d0010 00000002 0002 0005 00000005")
 
 
 def test_a_reply_with_bands_of_all_kinds() -> None:

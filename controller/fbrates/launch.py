@@ -1,20 +1,21 @@
-"""What utilities/fb-controller runs: makes Ryu start, be ready, and end.
+"""What utilities/fb-controller runs: makes the framework start, be ready, and end.
 
-Ryu 4.34 is older than the libraries under it.  Three things are done for it here:
-`eventlet.wsgi.ALREADY_HANDLED`, which Ryu imports and current eventlet no longer has,
-is provided; everything is made green before anything else is imported; and the
-sockets it listens on are watched, so that a port that is taken ends the program with
-a message, and readiness is told when it is true.
+Not by Ryu's manager: that reads /etc/ryu and other places without a word, listens without
+limits (``transport.py``), and os-ken has none.  Everything is made green before anything
+else is imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import socket
 import sys
+import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="HOST:PORT",
         help="where switches connect to (default 127.0.0.1:6653)",
     )
+    for option, metavar, text in (
+        ("key", "KEY", "OpenFlow by TLS: the controller's private key (PEM)"),
+        ("cert", "CERT", "its certificate (PEM)"),
+        ("ca", "CA", "whose certificates switches must have (PEM)"),
+    ):
+        parser.add_argument(f"--ofp-tls-{option}", metavar=metavar, help=text)
     parser.add_argument(
         "--rest-listen",
         type=address,
@@ -82,10 +89,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="APP",
-        help="also run this Ryu application, such as ryu.app.ofctl_rest",
+        help="also run this application of the framework, such as ryu.app.ofctl_rest",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log each message")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    tls = (options.ofp_tls_key, options.ofp_tls_cert, options.ofp_tls_ca)
+    if any(tls) and not all(tls):
+        parser.error("--ofp-tls-key, --ofp-tls-cert and --ofp-tls-ca: give all three, or none")
+    return options
 
 
 def check(filename: str) -> Config | None:
@@ -130,118 +141,112 @@ def _green() -> Any:
     import eventlet
 
     eventlet.monkey_patch()
-    fit_eventlet()
     return eventlet
 
 
-def fit_eventlet() -> None:
-    """Give eventlet what Ryu 4.34 imports from it."""
-    import eventlet.wsgi
+OPENFLOW_PATIENCE, REST_PATIENCE = 10.0, 30.0
+"""Seconds that a switch has for its handshake, and a REST client between requests."""
 
-    if not hasattr(eventlet.wsgi, "ALREADY_HANDLED"):
-        eventlet.wsgi.ALREADY_HANDLED = object()
+PER_SOURCE = 64
+"""Connections of one address that have not shown that they are switches, or are REST's."""
 
 
 def run(options: argparse.Namespace, eventlet: Any) -> int:
-    """Run Ryu's manager with our application."""
+    """Run the framework with our application."""
     import logging
 
-    os.environ["FLOWBUNDLER_CONFIG"] = options.config
-    os.environ["FLOWBUNDLER_REST_NAMES"] = ",".join(options.rest_name)
-    ofp_listen = _free_port(options.ofp_listen)
-    rest_listen = _free_port(options.rest_listen)
-    _watch_listeners(eventlet, {"OpenFlow": ofp_listen, "REST": rest_listen})
-
-    import ryu.cmd.manager
-    import ryu.log
-    from ryu.lib import hub
-
-    set_up = ryu.log.init_log
-
-    def init_log() -> None:
-        # Ryu says nothing of when, which a controller's log cannot do without.
-        set_up()
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(formatter)
-
-    ryu.log.init_log = init_log
-
-    logging.getLogger("flowbundler").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     if not options.verbose:
-        # Ryu says at this level what each request and each application is.
-        for name in ("ryu", "ryu.lib.hub", "ryu.base.app_manager"):
+        # The frameworks say at lower levels what each request and each application is.
+        for name in ("ryu", "os_ken", "eventlet.wsgi.server"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        logging.getLogger("ryu.lib.hub").propagate = True
-    _handle_signals(eventlet, hub)
-    # A switch that has died without a word is noticed in 20 s.
-    ryu.cmd.manager.CONF.set_override("echo_request_interval", 5.0)
-    ryu.cmd.manager.CONF.set_override("maximum_unreplied_echo_requests", 3)
-    ryu.cmd.manager.main(
-        args=[
-            "--ofp-listen-host",
-            ofp_listen[0],
-            "--ofp-tcp-listen-port",
-            str(ofp_listen[1]),
-            "--wsapi-host",
-            rest_listen[0],
-            "--wsapi-port",
-            str(rest_listen[1]),
-            "--default-log-level",
-            str(logging.DEBUG if options.verbose else logging.INFO),
-            "ryu_rates",
-            *options.ryu_app,
-        ],
-        prog=PROGRAM,
-    )
-    return 0
+    else:
+        logging.getLogger().setLevel(logging.DEBUG)
+    os.environ["FLOWBUNDLER_CONFIG"] = options.config
+    os.environ["FLOWBUNDLER_REST_NAMES"] = ",".join([options.rest_listen[0], *options.rest_name])
 
+    import framework
+    import transport
 
-def _free_port(listen: tuple[str, int]) -> tuple[str, int]:
-    """Replace port 0 by a free one: Ryu takes 0 as "not given"."""
-    host, port = listen
-    if port:
-        return listen
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
+    context = None
+    if options.ofp_tls_key:
+        files = (options.ofp_tls_key, options.ofp_tls_cert, options.ofp_tls_ca)
         try:
-            probe.bind(listen)
-        except OSError as error:
-            _cannot_listen(host, port, error)
-        return host, probe.getsockname()[1]
+            context = transport.Tls(*map(Path, files)).context()
+        except (OSError, ValueError) as error:
+            print(f"{PROGRAM}: --ofp-tls-...: {', '.join(files)}: {error}", file=sys.stderr)
+            return 1
+    descriptors = transport.raise_descriptor_limit()
+    ofp = _listen(eventlet, "OpenFlow", options.ofp_listen, OPENFLOW_PATIENCE, descriptors)
+    rest = _listen(eventlet, "REST", options.rest_listen, REST_PATIENCE, descriptors)
+
+    conf = framework.cfg.CONF
+    # What the command line says, and nothing from /etc or elsewhere.
+    conf([], project=PROGRAM, default_config_files=[], default_config_dirs=[])
+    controller = importlib.import_module(f"{framework.NAME}.controller.controller")
+    # Before the application's module is loaded, which would load OpenFlow's handlers.
+    conf.set_override("ofp_tcp_listen_port", options.ofp_listen[1] or 6653)
+    # A switch that has died without a word is noticed in 20 s.
+    conf.set_override("echo_request_interval", 5.0)
+    conf.set_override("maximum_unreplied_echo_requests", 3)
+    controller.OpenFlowController.server_loop = lambda *_: transport.serve(
+        ofp, controller.datapath_connection_factory, context
+    )
+
+    manager = framework.app_manager.AppManager.get_instance()
+    manager.load_apps(["ryu_rates", *options.ryu_app])
+    services = manager.instantiate_apps(**manager.create_contexts())
+    import ryu_rates
+
+    application = ryu_rates.RyuRates.instance
+    assert application is not None
+    application.openflow = ofp
+    application.rest = rest
+    application.front.answered = lambda environ: rest.touch(environ["eventlet.input"].get_socket())
+    wsgi = manager.contexts.get("wsgi", application.front)
+    log = logging.getLogger("eventlet.wsgi.server")
+    eventlet.spawn(eventlet.wsgi.server, rest, wsgi, log, socket_timeout=REST_PATIENCE, debug=False)
+    _handle_signals(eventlet, framework.hub)
+    at = [
+        _show(given[0], listener.getsockname()[1])
+        for given, listener in ((options.ofp_listen, ofp), (options.rest_listen, rest))
+    ]
+    where = f"OpenFlow on {at[0]}, REST on {at[1]}"
+    print(f"{PROGRAM}: ready: {where}", flush=True)
+    try:
+        framework.hub.joinall(services)
+        eventlet.event.Event().wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        manager.close()
+    # Green threads that serve for ever are still there.
+    sys.stdout.flush()
+    os._exit(0)
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> None:
-    print(f"{PROGRAM}: cannot listen on {_show(host, port)}: {error.strerror}", file=sys.stderr)
-    sys.stderr.flush()
-    # This may be any green thread: an exception would only end that one.
-    os._exit(1)
+def _listen(
+    eventlet: Any, name: str, address: tuple[str, int], patience: float, descriptors: int
+) -> Any:
+    """Listen, with limits; ends the program if that cannot be."""
+    import transport
+    from fbrates.admission import Admission, Limits
+
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        # Not shared: two controllers would take each other's connections.
+        listening = eventlet.listen(address, family=family, backlog=512, reuse_port=False)
+    except OSError as error:
+        shown = error.strerror or str(error)
+        print(f"{PROGRAM}: cannot listen on {_show(host, port)}: {shown}", file=sys.stderr)
+        sys.exit(1)
+    limits = Limits(min(512, descriptors // 4), min(PER_SOURCE, descriptors // 8), patience)
+    return transport.Listener(listening, Admission(limits, time.monotonic), name)
 
 
 def _show(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _watch_listeners(eventlet: Any, expected: dict[str, tuple[str, int]]) -> None:
-    """Tell on standard output when all of Ryu's servers listen."""
-    listen = eventlet.listen
-    waiting = set(expected.values())
-
-    def watched(listen_address: Any, *args: Any, **kwargs: Any) -> Any:
-        # Eventlet would let two controllers share one port and its connections.
-        kwargs["reuse_port"] = False
-        try:
-            result = listen(listen_address, *args, **kwargs)
-        except OSError as error:
-            _cannot_listen(listen_address[0], listen_address[1], error)
-        if waiting:
-            waiting.discard(tuple(listen_address))
-            if not waiting:
-                where = ", ".join(f"{name} on {_show(*at)}" for name, at in expected.items())
-                print(f"{PROGRAM}: ready: {where}", flush=True)
-        return result
-
-    eventlet.listen = watched
 
 
 def _handle_signals(eventlet: Any, hub: Any) -> None:
@@ -268,7 +273,6 @@ def _handle_signals(eventlet: Any, hub: Any) -> None:
                     _reload()
                 elif number in (signal.SIGTERM, signal.SIGINT):
                     print(f"{PROGRAM}: {signal.Signals(number).name}, ending", flush=True)
-                    # Ryu's manager closes its applications on this.
                     eventlet.kill(main_greenlet, KeyboardInterrupt)
                     return
 
