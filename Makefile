@@ -37,8 +37,7 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
 	check-upstream-changed check-matrix check-full check-links soak rounds fuzz bench \
-	bench-quick bench-mininet \
-	bench-tools install debian13 sid clean root
+	bench-quick bench-mininet bench-tools peers install debian13 sid clean root
 
 all: ovs
 
@@ -116,7 +115,7 @@ PYTEST = $(FB_VENV)/bin/python -m pytest $(if $(NO_SKIP),--no-skip)
 
 # pytest also runs the C tests and the autotests (tests/test_c.py), so that
 # there is one list of results.
-check: root all venv probe vm guest mininet
+check: root all venv probe vm guest mininet peers
 	@$(PYTEST) tests
 
 # Instrumented, each in a tree of its own, with -O1, so that what is in error is
@@ -141,7 +140,7 @@ SANITIZED = check-asan check-tsan
 check-sanitizers: $(SANITIZED) check-asan-switch
 
 $(SANITIZED): check-%: root venv $(BUILD)/%/apt-trixie
-	+@$(MAKE) B=$(BUILD)/$* CFLAGS='$($*_CFLAGS)' ovs
+	+@$(MAKE) B=$(BUILD)/$* CFLAGS='$($*_CFLAGS)' ovs peers
 	@FB_BUILD=$(BUILD)/$* $(PYTEST) $($*_TESTS)
 
 check-asan-switch: root venv $(BUILD)/asan/apt-trixie
@@ -151,7 +150,7 @@ check-asan-switch: root venv $(BUILD)/asan/apt-trixie
 # OVS without DPDK, as Debian's package builds it beside the one with: the C programs
 # and our autotests, neither of which needs DPDK.
 check-nodpdk: venv $(BUILD)/nodpdk/apt-trixie
-	+@$(MAKE) B=$(BUILD)/nodpdk DPDK= ovs
+	+@$(MAKE) B=$(BUILD)/nodpdk DPDK= ovs peers
 	@FB_BUILD=$(BUILD)/nodpdk $(PYTEST) tests/test_c.py
 
 # OVS's source is downloaded once.
@@ -202,11 +201,16 @@ fuzz: all
 	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/tests/fuzz.mk CC=clang FB=$(CURDIR) \
 		FB_FUZZ=$(BUILD)/fuzz FB_SECONDS=$(FUZZ_SECONDS) fb-fuzz
 
+# What the wheel is compared with, behind the same FIFOs, and its test.
+BENCH_MAKE = $(OVS_MAKE) -s -f Makefile -f $(CURDIR)/benchmarks/bench.mk FB=$(CURDIR) \
+	FB_BENCH=$(BUILD)/bench
+peers: all
+	$(BENCH_MAKE) fb-peers
+
 # What is measured, and how: docs/results.md.
 bench-tools: root all ovs-stock venv probe
 	@utilities/install-deps --bench
-	$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/benchmarks/bench.mk FB=$(CURDIR) \
-		FB_BENCH=$(BUILD)/bench fb-bench
+	$(BENCH_MAKE) fb-bench fb-peers
 
 bench bench-quick: bench-tools
 	@$(FB_VENV)/bin/python benchmarks/run.py all $(if $(findstring quick,$@),--quick)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,14 @@ def shaped(marks: dict[Case, float], schedulers: tuple[Scheduler, ...],
            seconds: float) -> list[dict[str, Any]]:
     """The highest rates of all schedulers in all cases, whose ceilings are `marks`."""
     cells = []
-    for some, private in by_sink(list(marks)):
+    peers = tuple(s for s in schedulers if s != MLTW)
+    for (some, private), group in product(by_sink(list(marks)), ((MLTW,), peers)):
         # What a scheduler made of the ceiling in the case before.
-        guesses = dict.fromkeys(schedulers, 0.7)
-        with shaping_switch(private=private, probe=True) as switch:
+        guesses = dict.fromkeys(group, 0.7)
+        with shaping_switch(private=private, probe=True, peers=group == peers) as switch:
             for case in some:
                 with Rig(switch, case.n, case.mix, case.sink, run=case.run) as rig:
-                    for scheduler in schedulers:
+                    for scheduler in group:
                         progress(f"max-rate: {case.sink.name}, {case.label}, {scheduler.label}")
                         result = Shaped(rig, scheduler, seconds).search(
                             guesses[scheduler] * marks[case])

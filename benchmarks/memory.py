@@ -17,7 +17,15 @@ import matplotlib.pyplot as plt
 
 from benchmarks.results import progress, table
 from benchmarks.rig import Rig
-from benchmarks.shaped import BURST_FRAMES, SCHEDULERS, Scheduler, Shaped, rx_limit, shaping_switch
+from benchmarks.shaped import (
+    BURST_FRAMES,
+    MLTW,
+    SCHEDULERS,
+    Scheduler,
+    Shaped,
+    rx_limit,
+    shaping_switch,
+)
 
 TITLE = "Memory of a shaped port"
 
@@ -33,7 +41,7 @@ def resident(pid: int) -> int:
 
 def measure(scheduler: Scheduler, n: int, seconds: float) -> dict[str, float]:
     """Bytes that a QoS takes, at once and after traffic."""
-    with shaping_switch() as switch, Rig(switch, n) as rig:
+    with shaping_switch(peers=scheduler != MLTW) as switch, Rig(switch, n) as rig:
         rig.set_meters([RATE_BPS / n] * n, BURST_FRAMES)
         rig.forward(metered=True)
         rig.ovs.hold_back(rx_limit(rig, RATE_BPS))

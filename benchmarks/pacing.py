@@ -85,7 +85,7 @@ def run(quick: bool) -> dict[str, Any]:
         ceilings = {n: measure_ceiling(switch, n, LARGE, (True,), seconds)[0] * LARGE.mean * 8
                     for n in numbers}
     cells = []
-    with shaping_switch(probe=True) as switch:
+    with shaping_switch(probe=True, peers=not quick) as switch:
         for n in numbers:
             with Rig(switch, n, LARGE, NULL) as rig:
                 for scheduler in schedulers:

@@ -60,7 +60,7 @@ def run(quick: bool) -> dict[str, Any]:
     schedulers = [MLTW] if quick else [
         s for s in SCHEDULERS if s == MLTW or (s.granularity_ns, s.batching) == (100, "slot")]
     series = []
-    with shaping_switch(probe=True) as switch:
+    with shaping_switch(probe=True, peers=not quick) as switch:
         for others in (4,) if quick else (1, 2, 4, 16):
             with Rig(switch, 1, LARGE, others=others) as rig:
                 for scheduler in schedulers:

@@ -19,7 +19,7 @@ from fbtest.probe import Probe, flow_rates
 from benchmarks.frames import JUMBO, LARGE, Mix
 from benchmarks.results import progress, table
 from benchmarks.rig import NO_LIMIT, Rig
-from benchmarks.shaped import MLTW, rx_limit, shaping_switch
+from benchmarks.shaped import rx_limit, shaping_switch
 from benchmarks.switch import STOCK, Switch
 
 TITLE = "Many destinations"
@@ -142,8 +142,7 @@ def measure(n: int, mix: Mix, samples: int, seconds: float) -> dict[str, Any]:
             # that one of them takes for a frame (which may be as long as a sample), and
             # do not stay as close together as when the flows were set up.
             rig.ovs.hold_back(64 * int(mix.mean))
-            rig.ovs.set_qos("out", "flowbundler", max_rate=int(SPREAD * target),
-                             **MLTW.options)
+            rig.ovs.set_qos("out", "flowbundler", max_rate=int(SPREAD * target))
             cell |= set_up(rig, [target / n] * n)
             time.sleep(2 + SPREAD_FRAMES * n * mix.mean * 8 / target)
             rig.ovs.hold_back(rx_limit(rig, target))

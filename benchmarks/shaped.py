@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.rig import Rig
 from benchmarks.search import highest
-from benchmarks.switch import OURS, Switch
+from benchmarks.switch import OURS, PEERS, Switch
 
 #: The part by which the rate may be off.
 TOLERANCE = 0.01
@@ -36,16 +36,17 @@ POLL_GAP_S = 20e-6
 MAX_DELAY_US = 200_000
 
 
-def shaping_switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048) -> Switch:
-    """A switch whose meters shape."""
+def shaping_switch(*, private: bool = True, probe: bool = False, memory_mb: int = 2048,
+                   peers: bool = False) -> Switch:
+    """A switch whose meters shape; with `peers` one that has other schedulers, too."""
     config = {"meter-shaping": "true", "meter-shaping-max-delay": MAX_DELAY_US}
-    return Switch(OURS, config=config, private=private, probe=probe,
+    return Switch(PEERS if peers else OURS, config=config, private=private, probe=probe,
                   memory_mb=memory_mb)
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A scheduler of the port, and how it is configured."""
+    """A scheduler of the port, in a switch that has a choice of them."""
 
     name: str
     granularity_ns: int = 0
@@ -59,12 +60,10 @@ class Scheduler:
         return f"{self.name} {self.granularity_ns} ns, {self.batching}"
 
     @property
-    def options(self) -> dict[str, str | int]:
-        """Its keys of the QoS."""
-        keys: dict[str, str | int] = {"scheduler": self.name}
-        if self.granularity_ns:
-            keys |= {"slot-granularity": self.granularity_ns, "slot-batching": self.batching}
-        return keys
+    def words(self) -> list[str]:
+        """The command that asks for it."""
+        slots = [str(self.granularity_ns), self.batching] if self.granularity_ns else []
+        return ["benchmark/scheduler", self.name, *slots]
 
 
 MLTW = Scheduler("mltw")
@@ -100,10 +99,14 @@ class Shaped:
         self.rig, self.seconds = rig, seconds
         self.tries: list[Try] = []
         rig.ovs.clear_qos("out")
-        rig.ovs.set_qos("out", "flowbundler", **scheduler.options)
+        if rig.switch.tree == PEERS:
+            rig.switch.ctl(*scheduler.words)
+        elif scheduler != MLTW:
+            raise RuntimeError(f"this switch has no {scheduler.label}")
+        rig.ovs.set_qos("out", "flowbundler")
         show = rig.ovs.flowbundler_show("out")["out"]
         if not show["shaping"]:
-            raise RuntimeError(f"the port refused {scheduler.label}: {show.get('refused')}")
+            raise RuntimeError(f"the port refused its QoS: {show.get('refused')}")
         if not rig.has_meters:
             self.set_rate(LOWEST)
             rig.forward(metered=True)

@@ -21,8 +21,9 @@ BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
 #: All there are; a rig keeps this process off the PMD thread's.
 _CPUS = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
-#: The trees that are compared.
-OURS, STOCK = "ovs", "ovs-stock"
+#: The trees that are compared.  PEERS is ours with a choice of schedulers in the place
+#: of the wheel: benchmarks/sched/peers.h.
+OURS, STOCK, PEERS = "ovs", "ovs-stock", "bench/peers"
 
 # Tells the environment of the sandbox it is started in, and stays until the
 # end of its input, which also comes if we are killed.
@@ -43,7 +44,8 @@ class Switch:
     def __init__(self, tree: str = OURS, *, config: Mapping[str, str | int] | None = None,
                  private: bool = False, probe: bool = False, memory_mb: int = 2048):
         if not (BUILD / tree / "vswitchd" / "ovs-vswitchd").exists():
-            raise RuntimeError(f"{BUILD / tree} is not built: run 'make ovs-stock'")
+            raise RuntimeError(f"{BUILD / tree} is not built: run 'make bench-tools'")
+        self.tree = tree
         options = ["--memory", str(memory_mb), *(["--private-net"] if private else [])]
         options += ["--probe"] if probe else []
         for key, value in (config or {}).items():

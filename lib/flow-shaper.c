@@ -31,6 +31,13 @@
 #include "userspace-tso.h"
 #include "util.h"
 
+/* Does the wheel of 's' give out one slot at a time, which has to leave by
+ * itself?  Never so, but benchmarks/sched/peers.h puts other schedulers in the
+ * wheel's place. */
+#ifndef SLOT_BY_SLOT
+#define SLOT_BY_SLOT(S) false
+#endif
+
 COVERAGE_DEFINE(flowbundler_drop_max_delay);
 COVERAGE_DEFINE(flowbundler_drop_backlog);
 COVERAGE_DEFINE(flowbundler_drop_budget);
@@ -259,7 +266,7 @@ typedef ATOMIC(struct slab *) atomic_slab_ptr;
 struct flow_shaper {
     /* Read for each batch. */
     struct shaper_config *config;
-    struct edt_sched *sched;
+    struct mltw *wheel;
     struct shaper_thread *thread;   /* NULL while detached. */
     struct flow_shaper *line;       /* Where packets are delayed, or NULL. */
     struct flow_queue **buckets;    /* See bucket(). */
@@ -726,7 +733,7 @@ flow_set_gap(const struct flow_shaper *s, struct flow_queue *q,
 {
     if (gap_ns != q->gap_ns) {
         q->gap_ns = gap_ns;
-        q->level = edt_sched_level(s->sched, gap_ns);
+        q->level = mltw_level(s->wheel, gap_ns);
     }
 }
 
@@ -736,10 +743,10 @@ static inline void
 flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t edt_ns,
               uint64_t now_ns)
 {
-    if ((edt_ns > now_ns || s->config->sched.slot_by_slot)
+    if ((edt_ns > now_ns || SLOT_BY_SLOT(s))
         && !s->releasing) {
         /* The wheel has room for all FIFOs. */
-        ovs_assert(edt_sched_enqueue(s->sched, q, edt_ns, q->level));
+        ovs_assert(mltw_enqueue(s->wheel, q, edt_ns, q->level));
         q->state = FLOW_WAITING;
     } else {
         flow_set_ready(s, q);
@@ -858,7 +865,7 @@ pace_level(const struct flow_shaper *s, const struct shaper_pace *pace)
 {
     const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
 
-    return p ? edt_sched_level(s->sched, p->gap_ns) : 0;
+    return p ? mltw_level(s->wheel, p->gap_ns) : 0;
 }
 
 static void
@@ -903,16 +910,15 @@ classes_destroy(struct shaper_class *classes, size_t n)
     free_cacheline(classes);
 }
 
-/* Returns a scheduler that takes all FIFOs and queues that 's' has or may
- * have. */
-static struct edt_sched *
-sched_create(const struct flow_shaper *s, uint64_t now_ns)
+/* Returns a wheel that takes all FIFOs and queues that 's' has or may have. */
+static struct mltw *
+wheel_create(const struct flow_shaper *s, uint64_t now_ns)
 {
-    struct edt_sched_config config = s->config->sched;
+    struct mltw_config config = s->config->wheel;
 
     config.max_entries = MAX(s->config->max_flows, s->n_flows)
                          + s->config->n_classes;
-    return edt_sched_create(&config, now_ns);
+    return mltw_create(&config, now_ns);
 }
 
 static void
@@ -942,7 +948,7 @@ flow_shaper_create(const struct shaper_config *config,
     s->config = shaper_config_ref(config);
     s->thread = thread;
     s->core_id = core_id;
-    s->sched = sched_create(s, now_ns);
+    s->wheel = wheel_create(s, now_ns);
     ovs_list_init(&s->active_classes);
     ovs_list_init(&s->ahead_ready);
     ovs_list_init(&s->idle_flows);
@@ -1127,7 +1133,7 @@ flow_shaper_destroy(struct flow_shaper *s)
         }
     }
     flow_shaper_destroy(s->line);
-    edt_sched_destroy(s->sched);
+    mltw_destroy(s->wheel);
     classes_destroy(s->classes, s->n_classes);
     slabs_destroy(&s->chunk_slabs);
     slabs_destroy(&s->flow_slabs);
@@ -1162,7 +1168,7 @@ unschedule_all(struct flow_shaper *s)
     struct flow_queue *q;
     void *nodes[DUE_BURST];
 
-    while (edt_sched_flush(s->sched, nodes, ARRAY_SIZE(nodes))) {
+    while (mltw_flush(s->wheel, nodes, ARRAY_SIZE(nodes))) {
         continue;
     }
     s->round_ns = 0;
@@ -1184,7 +1190,7 @@ reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
 {
     const uint64_t *now_ns = now_ns_;
 
-    q->level = edt_sched_level(s->sched, q->gap_ns);
+    q->level = mltw_level(s->wheel, q->gap_ns);
     if (q->n_packets) {
         flow_schedule_head(s, q, *now_ns, *now_ns);
     }
@@ -1234,7 +1240,7 @@ config_update_in_place(struct flow_shaper *s,
 {
     struct shaper_config *old = s->config;
 
-    if (!edt_sched_config_equal(&old->sched, &config->sched)
+    if (!mltw_config_equal(&old->wheel, &config->wheel)
         || old->max_flows != config->max_flows
         || old->n_classes != config->n_classes) {
         return false;
@@ -1281,8 +1287,8 @@ shaper_follow(struct flow_shaper *s, const struct shaper_config *config,
 
     unschedule_all(s);
     s->config = shaper_config_ref(config);
-    edt_sched_destroy(s->sched);
-    s->sched = sched_create(s, now_ns);
+    mltw_destroy(s->wheel);
+    s->wheel = wheel_create(s, now_ns);
 
     classes_init(s);
     for (size_t i = 0; i < s->n_classes; i++) {
@@ -1347,9 +1353,7 @@ line_config_create(const struct shaper_config *config)
     struct shaper_config *line = xzalloc(sizeof *line);
 
     ovs_refcount_init(&line->ref_cnt);
-    /* The schedulers to compare with do not reach as far. */
-    line->sched = config->sched.type == EDT_SCHED_MLTW
-                  ? config->sched : EDT_SCHED_CONFIG_DEFAULT;
+    line->wheel = config->wheel;
     line->max_delay_ns = config->max_delay_ns;
     line->ecn_threshold_ns = UINT64_MAX;
     line->max_backlog = UINT32_MAX;
@@ -1550,7 +1554,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
             /* Nothing was polled for while nothing was held. */
             void *node;
 
-            edt_sched_dequeue(s->sched, now_ns, &node, 1);
+            mltw_dequeue(s->wheel, now_ns, &node, 1);
         }
 
         shaper_thread_count(s->thread, pool, source, 1, bytes);
@@ -2036,7 +2040,7 @@ static size_t
 take_due(struct flow_shaper *s, uint64_t now_ns)
 {
     void *nodes[DUE_BURST];
-    size_t n = edt_sched_dequeue(s->sched, now_ns, nodes, ARRAY_SIZE(nodes));
+    size_t n = mltw_dequeue(s->wheel, now_ns, nodes, ARRAY_SIZE(nodes));
 
     for (size_t i = 0; i < n; i++) {
         struct shaper_node *node = nodes[i];
@@ -2260,7 +2264,7 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
     return charged;
 }
 
-/* Sends the heads that the scheduler has due, one of each FIFO, in the order
+/* Sends the heads that the wheel has due, one of each FIFO, in the order
  * of their times.  For when nothing but the batch's size limits what is sent.
  *
  * A FIFO of which the next packet is due, too, becomes ready.  So that it does
@@ -2275,7 +2279,7 @@ drain_due(struct flow_shaper *s, struct drain *d)
     s->round_ns = d->now_ns;
     do {
         room = NETDEV_MAX_BURST - dp_packet_batch_size(d->batch);
-        n = edt_sched_dequeue(s->sched, d->now_ns, (void **) nodes, room);
+        n = mltw_dequeue(s->wheel, d->now_ns, (void **) nodes, room);
 
         for (size_t i = 0; i < n; i++) {
             held_prefetch(flow_head(node_flow(nodes[i])));
@@ -2444,7 +2448,7 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
         class->active = false;
         class->n_turns = 0;
         ovs_list_remove(&class->active_node);
-        ovs_assert(edt_sched_enqueue(s->sched, &class->node, d->now_ns + wait,
+        ovs_assert(mltw_enqueue(s->wheel, &class->node, d->now_ns + wait,
                                      class->level));
     } else if (class->n_turns >= CLASS_TURNS) {
         class->n_turns = 0;
@@ -2520,7 +2524,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         share_begin(s, &d);
     }
 
-    if (!s->config->sched.slot_by_slot) {
+    if (!SLOT_BY_SLOT(s)) {
         if (s->round_ns && s->round_ns != now_ns) {
             end_round(s);
         }
@@ -2540,7 +2544,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         }
         if (ovs_list_is_empty(&s->active_classes)) {
             s->port_backlogged = false;
-            if ((s->config->sched.slot_by_slot
+            if ((SLOT_BY_SLOT(s)
                  && !dp_packet_batch_is_empty(batch))
                 || !take_due(s, now_ns)) {
                 break;
@@ -2644,7 +2648,7 @@ shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
         return UINT64_MAX;
     }
 
-    due_ns = MAX(edt_sched_next_due(s->sched), now_ns);
+    due_ns = MAX(mltw_next_due(s->wheel), now_ns);
     if (s->closing && !s->releasing) {
         due_ns = MIN(due_ns, MAX(s->release_ns, now_ns));
     }
@@ -2664,7 +2668,7 @@ shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
         wait = (wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT;
         if (wait <= 0) {
             due_ns = now_ns;
-        } else if (s->config->sched.slot_by_slot && due_ns == now_ns) {
+        } else if (SLOT_BY_SLOT(s) && due_ns == now_ns) {
             /* The slots that are due wait for the port, too. */
             due_ns = now_ns + wait;
         } else {

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "edt-meter.h"
-#include "edt-sched.h"
+#include "mltw.h"
 #include "openvswitch/list.h"
 #include "ovs-atomic.h"
 #include "shaper-control.h"
@@ -40,8 +40,7 @@ struct dp_packet_batch;
  * batches made of packets of different flows (FlowBundler, INFOCOM 2023,
  * section IV).  Packets wait in FIFOs, one for each combination of the meters
  * that a packet has passed, its destination and its output queue; only the
- * head of a FIFO waits in a scheduler ("edt-sched.h"), by default a
- * multi-level timing wheel ("mltw.h").
+ * head of a FIFO waits in a multi-level timing wheel ("mltw.h").
  *
  * Properties
  * ----------
@@ -122,7 +121,7 @@ struct shaper_class_config {
 /* Configuration of a port's shapers.  Immutable; freed with its last user. */
 struct shaper_config {
     struct ovs_refcount ref_cnt;
-    struct edt_sched_config sched;  /* 'max_entries' is not used. */
+    struct mltw_config wheel;       /* 'max_entries' is not used. */
     uint64_t max_delay_ns;
     uint64_t ecn_threshold_ns;      /* Lateness above which packets are marked
                                      * with CE; UINT64_MAX: none. */

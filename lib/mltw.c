@@ -20,7 +20,6 @@
 
 #include <string.h>
 
-#include "edt-sched.h"
 #include "lazy-mem.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
@@ -149,7 +148,6 @@ struct mltw {
     uint8_t top_row;            /* Rows are granularity_shift...top_row. */
     uint8_t far_shift;          /* f0 is the granularity's log2 and this. */
     uint8_t hop_slots;
-    struct edt_sched sched;     /* See mltw_class. */
     uint32_t row_mask;          /* Slots in a row, minus 1. */
     uint32_t ring_mask;         /* Bits in a ring, minus 1. */
     uint64_t top_row_bit;       /* 2^top_row. */
@@ -227,6 +225,14 @@ mltw_config_error(const struct mltw_config *config)
         return "max_entries must be 1 to 16777216";
     }
     return NULL;
+}
+
+bool
+mltw_config_equal(const struct mltw_config *a, const struct mltw_config *b)
+{
+    return a->n_wheels == b->n_wheels && a->n_slots == b->n_slots
+           && a->min_granularity_ns == b->min_granularity_ns
+           && a->max_granularity_ns == b->max_granularity_ns;
 }
 
 struct mltw *
@@ -946,108 +952,3 @@ mltw_get_stats(const struct mltw *wheel)
 {
     return &wheel->stats;
 }
-
-/* The wheel behind the interface of "edt-sched.h".  It is itself the
- * scheduler, so that no pointer has to be followed from one to the other. */
-
-static struct mltw *
-mltw_cast(const struct edt_sched *sched)
-{
-    return CONTAINER_OF(sched, struct mltw, sched);
-}
-
-static const struct edt_sched_class mltw_slots_class;
-
-static struct edt_sched *
-mltw_sched_create(const struct edt_sched_config *config, uint64_t now_ns)
-{
-    struct mltw_config mltw = config->mltw;
-
-    mltw.max_entries = config->max_entries;
-
-    struct mltw *wheel = mltw_create(&mltw, now_ns);
-
-    wheel->sched.class = config->slot_by_slot ? &mltw_slots_class
-                                              : &mltw_class;
-    return &wheel->sched;
-}
-
-static void
-mltw_sched_destroy(struct edt_sched *sched)
-{
-    mltw_destroy(mltw_cast(sched));
-}
-
-static unsigned int
-mltw_sched_level(const struct edt_sched *sched, uint64_t gap_ns)
-{
-    return mltw_level(mltw_cast(sched), gap_ns);
-}
-
-static bool
-mltw_sched_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
-                   unsigned int level)
-{
-    return mltw_enqueue(mltw_cast(sched), entry, edt_ns, level);
-}
-
-static size_t
-mltw_sched_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
-                   size_t max_entries)
-{
-    return mltw_dequeue(mltw_cast(sched), now_ns, entries, max_entries);
-}
-
-/* With 'slot_by_slot'. */
-static size_t
-mltw_sched_dequeue_slot(struct edt_sched *sched, uint64_t now_ns,
-                        void **entries, size_t max_entries)
-{
-    struct mltw *wheel = mltw_cast(sched);
-
-    /* At the time of the first slot, no other one is due. */
-    return mltw_dequeue(wheel, MIN(now_ns, mltw_next_due(wheel)),
-                        entries, max_entries);
-}
-
-static uint64_t
-mltw_sched_next_due(const struct edt_sched *sched)
-{
-    return mltw_next_due(mltw_cast(sched));
-}
-
-static size_t
-mltw_sched_flush(struct edt_sched *sched, void **entries, size_t max_entries)
-{
-    return mltw_flush(mltw_cast(sched), entries, max_entries);
-}
-
-static size_t
-mltw_sched_count(const struct edt_sched *sched)
-{
-    return mltw_count(mltw_cast(sched));
-}
-
-static size_t
-mltw_sched_memory_bytes(const struct edt_sched *sched)
-{
-    return mltw_memory_bytes(mltw_cast(sched));
-}
-
-#define MLTW_CLASS(DEQUEUE)                         \
-    {                                               \
-        .name = "mltw",                             \
-        .create = mltw_sched_create,                \
-        .destroy = mltw_sched_destroy,              \
-        .level = mltw_sched_level,                  \
-        .enqueue = mltw_sched_enqueue,              \
-        .dequeue = DEQUEUE,                         \
-        .next_due = mltw_sched_next_due,            \
-        .flush = mltw_sched_flush,                  \
-        .count = mltw_sched_count,                  \
-        .memory_bytes = mltw_sched_memory_bytes     \
-    }
-
-const struct edt_sched_class mltw_class = MLTW_CLASS(mltw_sched_dequeue);
-static const struct edt_sched_class mltw_slots_class
-    = MLTW_CLASS(mltw_sched_dequeue_slot);

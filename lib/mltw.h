@@ -145,6 +145,10 @@ struct mltw_stats {
  * first field that is not and the range that it must be in. */
 const char *mltw_config_error(const struct mltw_config *config);
 
+/* Do 'a' and 'b' describe the same wheel, apart from 'max_entries'? */
+bool mltw_config_equal(const struct mltw_config *a,
+                       const struct mltw_config *b);
+
 /* Returns a new, empty wheel whose front is 'now_ns'.  'config' must be valid;
  * it is copied.  The caller must eventually destroy the wheel with
  * mltw_destroy(). */
@@ -232,9 +236,5 @@ void mltw_disable_few__(struct mltw *wheel);
 /* Returns the statistics of 'wheel', which stay valid, and change, until it is
  * destroyed. */
 const struct mltw_stats *mltw_get_stats(const struct mltw *wheel);
-
-/* The wheel as one of the types of "edt-sched.h". */
-struct edt_sched_class;
-extern const struct edt_sched_class mltw_class;
 
 #endif /* mltw.h */

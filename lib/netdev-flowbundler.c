@@ -135,16 +135,6 @@ netdev_fb_create(struct netdev *netdev)
 
 /* Configuration. */
 
-#define FOR_WHEELS (1u << EDT_SCHED_MLTW)
-#define FOR_SLOTS (1u << EDT_SCHED_CAROUSEL | 1u << EDT_SCHED_EIFFEL)
-
-/* Names of enum edt_sched_type. */
-static const char *const scheduler_words[] = { "mltw", "carousel", "eiffel" };
-BUILD_ASSERT_DECL(ARRAY_SIZE(scheduler_words) == EDT_SCHED_N_TYPES);
-
-/* Names of 'slot_by_slot' of struct edt_sched_config. */
-static const char *const batching_words[] = { "all", "slot" };
-
 enum qos_key {
     QOS_MAX_RATE,
     QOS_MAX_DELAY,
@@ -153,13 +143,8 @@ enum qos_key {
     QOS_MAX_BATCH,
     QOS_MIN_GRANULARITY,
     QOS_MAX_GRANULARITY,
-    QOS_WHEELS,
-    QOS_SLOTS,
     QOS_MAX_FLOWS,
     QOS_OVERHEAD,
-    QOS_SCHEDULER,
-    QOS_SLOT_GRANULARITY,
-    QOS_SLOT_BATCHING,
     QOS_DELAY,
     QOS_JITTER,
     QOS_N_KEYS
@@ -167,35 +152,24 @@ enum qos_key {
 
 static const struct shaper_key qos_keys[QOS_N_KEYS] = {
     [QOS_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                       false, "bit/s", NULL, 0 },
+                       false, "bit/s", NULL },
     [QOS_MAX_DELAY] = { "max-delay", 1, EDT_MAX_DELAY_US, 50000,
-                        false, "us", NULL, 0 },
+                        false, "us", NULL },
     [QOS_ECN_THRESHOLD] = { "ecn-threshold", 0, EDT_MAX_DELAY_US - 1, 0,
-                            false, "us", NULL, 0 },
+                            false, "us", NULL },
     [QOS_MAX_BACKLOG] = { "max-backlog", 1, 1 << 24, 1 << 18,
-                          false, "packets", NULL, 0 },
+                          false, "packets", NULL },
     [QOS_MAX_BATCH] = { "max-batch", NETDEV_MAX_BURST, 4096, 128, false,
-                        "packets", NULL, 0 },
+                        "packets", NULL },
     [QOS_MIN_GRANULARITY] = { "min-granularity", 1, 1 << 30, 64,
-                              true, "ns", NULL, FOR_WHEELS },
+                              true, "ns", NULL },
     [QOS_MAX_GRANULARITY] = { "max-granularity", 1, 1 << 30, 65536,
-                              true, "ns", NULL, FOR_WHEELS },
-    [QOS_WHEELS] = { "wheels", 1, 64, 32, false, "wheels", NULL, FOR_WHEELS },
-    [QOS_SLOTS] = { "slots", 4, 65536, 512, true, "slots", NULL,
-                    FOR_WHEELS },
+                              true, "ns", NULL },
     [QOS_MAX_FLOWS] = { "max-flows", 1, 1 << 23, 131072, false, "flows",
-                        NULL, 0 },
-    [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes", NULL, 0 },
-    [QOS_SCHEDULER] = { "scheduler", 0, ARRAY_SIZE(scheduler_words) - 1,
-                        EDT_SCHED_MLTW, false, NULL, scheduler_words, 0 },
-    [QOS_SLOT_GRANULARITY] = { "slot-granularity", 10, 1 << 30, 100,
-                               false, "ns", NULL, FOR_SLOTS },
-    [QOS_SLOT_BATCHING] = { "slot-batching", 0, 1, 1, false, NULL,
-                            batching_words, FOR_SLOTS },
-    [QOS_DELAY] = { "delay", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL,
-                    0 },
-    [QOS_JITTER] = { "jitter", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL,
-                     0 },
+                        NULL },
+    [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes", NULL },
+    [QOS_DELAY] = { "delay", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL },
+    [QOS_JITTER] = { "jitter", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL },
 };
 
 enum queue_key {
@@ -206,29 +180,10 @@ enum queue_key {
 
 static const struct shaper_key queue_keys[QUEUE_N_KEYS] = {
     [QUEUE_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                         false, "bit/s", NULL, 0 },
+                         false, "bit/s", NULL },
     [QUEUE_BURST] = { "burst", 1, EDT_MAX_BURST_BYTES * 8, 0,
-                      false, "bits", NULL, 0 },
+                      false, "bits", NULL },
 };
-
-/* Checks that each key in 'details' is one for the scheduler in 'values'.
- * Returns NULL if so, otherwise what is wrong, which the caller must free. */
-static char *
-fb_check_scheduler_keys(const struct smap *details, const uint64_t *values)
-{
-    for (size_t i = 0; i < QOS_N_KEYS; i++) {
-        const struct shaper_key *key = &qos_keys[i];
-        const char *value = smap_get(details, key->name);
-
-        if (value && key->schedulers
-            && !(key->schedulers & 1u << values[QOS_SCHEDULER])) {
-            return xasprintf("QoS other_config:%s=\"%s\": must be left out "
-                             "with scheduler \"%s\"", key->name, value,
-                             scheduler_words[values[QOS_SCHEDULER]]);
-        }
-    }
-    return NULL;
-}
 
 /* Checks that what is on its way during the delay in 'values' has room, if the
  * port's rate says how much that is, and that the jitter does not exceed the
@@ -305,13 +260,6 @@ fb_parse(const struct smap *details, const struct shaper_key *keys,
         }
     }
 
-    if (keys == qos_keys) {
-        char *error = fb_check_scheduler_keys(details, values);
-
-        if (error) {
-            return error;
-        }
-    }
     if (keys == qos_keys
         && values[QOS_MAX_GRANULARITY] < values[QOS_MIN_GRANULARITY]) {
         return xasprintf("%s other_config:max-granularity=\"%"PRIu64"\": must "
@@ -414,15 +362,9 @@ fb_publish(struct netdev_flowbundler *fb)
     fb_set_pace(&fb->port_pace, qos[QOS_MAX_RATE], 0);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->sched = EDT_SCHED_CONFIG_DEFAULT;
-    config->sched.type = qos[QOS_SCHEDULER];
-    config->sched.mltw.n_wheels = qos[QOS_WHEELS];
-    config->sched.mltw.n_slots = qos[QOS_SLOTS];
-    config->sched.mltw.min_granularity_ns = qos[QOS_MIN_GRANULARITY];
-    config->sched.mltw.max_granularity_ns = qos[QOS_MAX_GRANULARITY];
-    config->sched.slot_ns = qos[QOS_SLOT_GRANULARITY];
-    config->sched.slot_by_slot = config->sched.type != EDT_SCHED_MLTW
-                                 && qos[QOS_SLOT_BATCHING];
+    config->wheel = MLTW_CONFIG_DEFAULT;
+    config->wheel.min_granularity_ns = qos[QOS_MIN_GRANULARITY];
+    config->wheel.max_granularity_ns = qos[QOS_MAX_GRANULARITY];
     config->max_delay_ns = qos[QOS_MAX_DELAY] * 1000;
     config->ecn_threshold_ns = qos[QOS_ECN_THRESHOLD]
                                ? qos[QOS_ECN_THRESHOLD] * 1000 : UINT64_MAX;
@@ -1408,10 +1350,8 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         for (int i = 0; i < QOS_N_KEYS; i++) {
             const struct shaper_key *key = &qos_keys[i];
 
-            if (((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD
-                  || i == QOS_DELAY || i == QOS_JITTER) && !values[i])
-                || (key->schedulers
-                    && !(key->schedulers & 1u << values[QOS_SCHEDULER]))) {
+            if ((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD
+                 || i == QOS_DELAY || i == QOS_JITTER) && !values[i]) {
                 continue;
             }
             if (key->words) {

@@ -34,8 +34,6 @@ struct shaper_key {
     const char *unit;
     const char *const *words;       /* If not NULL, 'max' + 1 names for the
                                      * values from 0 on. */
-    unsigned int schedulers;        /* If not 0, the types of scheduler (1 <<
-                                     * enum edt_sched_type) that it is for. */
 };
 
 bool shaper_key_parse(const struct shaper_key *, const char *text,

@@ -88,15 +88,15 @@ enum rx_key {
 
 static const struct shaper_key rx_keys[RX_N_KEYS] = {
     [RX_RATE] = { "shaper-rx-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                  false, "bit/s", NULL, 0 },
+                  false, "bit/s", NULL },
     [RX_BURST] = { "shaper-rx-burst", 1, EDT_MAX_BURST_BYTES, 0, false,
-                   "bytes", NULL, 0 },
+                   "bytes", NULL },
     [RX_MAX_DELAY] = { "shaper-rx-max-delay", 1, EDT_MAX_DELAY_US, 50000,
-                       false, "us", NULL, 0 },
+                       false, "us", NULL },
     [RX_DELAY] = { "shaper-rx-delay", 0, SHAPER_MAX_DELAY_US, 0, false, "us",
-                   NULL, 0 },
+                   NULL },
     [RX_JITTER] = { "shaper-rx-jitter", 0, SHAPER_MAX_DELAY_US, 0, false, "us",
-                    NULL, 0 },
+                    NULL },
 };
 BUILD_ASSERT_DECL(RX_N_KEYS
                   == ARRAY_SIZE(((struct shaper_rx *) NULL)->values));

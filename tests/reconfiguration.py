@@ -63,7 +63,7 @@ def qos_cleared_and_set(o: Oracle) -> Steps:
 
 @change(may_restart=QUEUES)
 def qos_keys_changed(o: Oracle) -> Steps:
-    for keys in ({"max-granularity": 4096}, {"slots": 64}, {"max-backlog": 10_000},
+    for keys in ({"max-granularity": 4096}, {"min-granularity": 1024}, {"max-backlog": 10_000},
                  {"overhead": 24}, {"max-flows": 1000}):
         o.set_qos(**keys)
         yield
@@ -82,13 +82,6 @@ def port_rate_changed(o: Oracle) -> Steps:
     yield
 
 
-@change()
-def scheduler_changed(o: Oracle) -> Steps:
-    for scheduler in ("carousel", "eiffel", "mltw"):
-        o.set_qos(scheduler=scheduler)
-        yield
-
-
 @change(may_restart=QUEUES)
 def qos_type_switched(o: Oracle) -> Steps:
     o.ovs.set_qos("out", "egress-policer", cir=125_000_000, cbs=1_000_000)
@@ -101,9 +94,9 @@ def qos_type_switched(o: Oracle) -> Steps:
 def invalid_qos(o: Oracle) -> Steps:
     # What ran before keeps running.
     qos = o.ovs.get("Port", "out", "qos")
-    o.ovs.vsctl("set", "QoS", qos, "other_config:slots=63")
+    o.ovs.vsctl("set", "QoS", qos, "other_config:min-granularity=63")
     yield
-    o.ovs.vsctl("remove", "QoS", qos, "other_config", "slots")
+    o.ovs.vsctl("remove", "QoS", qos, "other_config", "min-granularity")
     yield
 
 

@@ -97,7 +97,7 @@ begin(void)
     struct shaper_config *config = xzalloc(sizeof *config);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->sched = (struct edt_sched_config) EDT_SCHED_CONFIG_DEFAULT;
+    config->wheel = MLTW_CONFIG_DEFAULT;
     config->max_delay_ns = 50 * MS;
     config->ecn_threshold_ns = UINT64_MAX;
     config->max_backlog = 1 << 18;

@@ -69,7 +69,7 @@ struct queue_options {
 #define MAX_QUEUES 8
 
 struct options {
-    struct edt_sched_config sched;
+    struct mltw_config wheel;
     uint64_t max_delay_ns;
     uint64_t ecn_threshold_ns;  /* UINT64_MAX: none. */
     uint32_t max_backlog;
@@ -82,7 +82,7 @@ struct options {
 
 #define OPTIONS_DEFAULT                 \
     ((struct options) {                 \
-        .sched = EDT_SCHED_CONFIG_DEFAULT, \
+        .wheel = MLTW_CONFIG_DEFAULT,   \
         .max_delay_ns = 50 * MS,        \
         .ecn_threshold_ns = UINT64_MAX, \
         .max_backlog = 1 << 18,         \
@@ -112,7 +112,7 @@ config_create(const struct options *o)
     struct shaper_config *config = xzalloc(sizeof *config);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->sched = o->sched;
+    config->wheel = o->wheel;
     config->max_delay_ns = o->max_delay_ns;
     config->ecn_threshold_ns = o->ecn_threshold_ns;
     config->max_backlog = o->max_backlog;
@@ -138,16 +138,12 @@ config_create(const struct options *o)
 
 /* Granularity of a flow. */
 static uint64_t
-granularity_ns(const struct edt_sched_config *config, uint64_t gap_ns)
+granularity_ns(const struct mltw_config *wheel, uint64_t gap_ns)
 {
-    const struct mltw_config *mltw = &config->mltw;
-    uint64_t g = mltw->min_granularity_ns;
+    uint64_t g = wheel->min_granularity_ns;
 
-    if (config->type != EDT_SCHED_MLTW) {
-        return config->slot_ns;
-    }
-    for (uint32_t i = 1; i < mltw->n_wheels && 2 * g <= gap_ns
-                         && 2 * g <= mltw->max_granularity_ns; i++) {
+    for (uint32_t i = 1; i < wheel->n_wheels && 2 * g <= gap_ns
+                         && 2 * g <= wheel->max_granularity_ns; i++) {
         g *= 2;
     }
     return g;
@@ -736,7 +732,7 @@ fifo_is_overdue(const struct world *w, const struct fifo *f)
 {
     return fifo_length(f)
            && fifo_first(f)->edt_ns
-              + granularity_ns(&w->config->sched, f->max_gap_ns)
+              + granularity_ns(&w->config->wheel, f->max_gap_ns)
               <= w->now_ns;
 }
 
@@ -786,10 +782,8 @@ world_sent(struct world *w, const struct dp_packet *packet)
           || w->now_ns <= r->edt_ns + expiry_ns(w),
           "packet %"PRIu32" leaves though it has expired", number);
 
-    /* All that are due have their turns, one by one, unless those of an
-     * earlier slot come first. */
-    if (w->config->n_classes == 1 && f->n_turns
-        && !w->config->sched.slot_by_slot) {
+    /* All that are due have their turns, one by one. */
+    if (w->config->n_classes == 1 && f->n_turns) {
         for (size_t i = 0; i < w->n_flows; i++) {
             const struct fifo *other = &w->flows[i];
 
@@ -857,7 +851,7 @@ world_drain(struct world *w, size_t max)
                   "at %"PRIu64", or %"PRIu64" ns later, now is %"PRIu64,
                   w->flows[i].numbers[w->flows[i].head], i,
                   fifo_first(&w->flows[i])->edt_ns,
-                  granularity_ns(&w->config->sched, w->flows[i].max_gap_ns),
+                  granularity_ns(&w->config->wheel, w->flows[i].max_gap_ns),
                   w->now_ns);
         }
     }
@@ -997,19 +991,14 @@ world_change_thread(struct world *w)
 }
 
 static void
-choose_geometry(struct edt_sched_config *sched)
+choose_geometry(struct mltw_config *wheel)
 {
-    struct mltw_config *mltw = &sched->mltw;
     unsigned int min_shift = choose(13);
 
-    mltw->n_wheels = 1 + choose(40);
-    mltw->n_slots = 4 << choose(8);
-    mltw->min_granularity_ns = UINT64_C(1) << min_shift;
-    mltw->max_granularity_ns = UINT64_C(1) << (min_shift + choose(12));
-
-    sched->type = choose(EDT_SCHED_N_TYPES);
-    sched->slot_by_slot = choose(2);
-    sched->slot_ns = 100 + choose_log(100000);
+    wheel->n_wheels = 1 + choose(40);
+    wheel->n_slots = 4 << choose(8);
+    wheel->min_granularity_ns = UINT64_C(1) << min_shift;
+    wheel->max_granularity_ns = UINT64_C(1) << (min_shift + choose(12));
 }
 
 /* Options without rates. */
@@ -1018,7 +1007,7 @@ choose_options(struct options *o)
 {
     *o = OPTIONS_DEFAULT;
     if (choose(2)) {
-        choose_geometry(&o->sched);
+        choose_geometry(&o->wheel);
     }
     if (choose(4) == 0) {
         o->max_backlog = 1 + choose_log(300);
@@ -2158,7 +2147,7 @@ queue_burst(const struct options *o, const struct queue_options *q,
 
     return MAX(q->burst_bytes, MTU) - MTU
            + max_burst(q->rate_bps,
-                       poll_ns + granularity_ns(&o->sched, gap_ns));
+                       poll_ns + granularity_ns(&o->wheel, gap_ns));
 }
 
 static void

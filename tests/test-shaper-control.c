@@ -343,7 +343,7 @@ bed_init(struct bed *b, uint64_t port_bps, uint64_t queue_bps,
 
     memset(b, 0, sizeof *b);
     ovs_refcount_init(&config->ref_cnt);
-    config->sched = EDT_SCHED_CONFIG_DEFAULT;
+    config->wheel = MLTW_CONFIG_DEFAULT;
     config->max_delay_ns = 50 * MS;
     config->ecn_threshold_ns = UINT64_MAX;
     config->max_backlog = 1 << 18;

@@ -82,7 +82,7 @@ config_create(uint64_t rate_bps, uint64_t delay_us, uint64_t jitter_us)
     struct shaper_config *config = xzalloc(sizeof *config);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->sched = EDT_SCHED_CONFIG_DEFAULT;
+    config->wheel = MLTW_CONFIG_DEFAULT;
     config->max_delay_ns = 50 * MS;
     config->ecn_threshold_ns = UINT64_MAX;
     config->max_backlog = 1 << 18;

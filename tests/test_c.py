@@ -17,14 +17,18 @@ from fbtest import autotest
 
 REPO = Path(__file__).resolve().parent.parent
 OVS = Path(os.environ.get("FB_BUILD") or REPO / "build") / "ovs"
-PROGRAMS = sorted(path.stem for path in (REPO / "tests").glob("test-*.c"))
+BUILD = OVS.parent
+#: Where each program is: those of the tree, and that of what the wheel is compared with.
+PROGRAMS = {path.stem: OVS / "tests" / path.stem
+            for path in sorted((REPO / "tests").glob("test-*.c"))}
+PROGRAMS |= {path.stem: BUILD / "bench" / path.stem
+             for path in sorted((REPO / "benchmarks/sched").glob("test-*.c"))}
 
 
 def unit_tests() -> list[tuple[str, str]]:
     """Returns (program, test) for what the programs say they can do."""
     tests = []
-    for program in PROGRAMS:
-        path = OVS / "tests" / program
+    for program, path in PROGRAMS.items():
         if not path.exists():
             # Not skipped: a test that was not built is not a test passed.
             tests.append((program, "not built"))
@@ -37,8 +41,8 @@ def unit_tests() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("program", "name"), unit_tests())
 def test_unit(program: str, name: str) -> None:
-    assert name != "not built", f"{program} is not built: run 'make'"
-    result = subprocess.run([OVS / "tests" / program, name], text=True,
+    assert name != "not built", f"{program} is not built: run 'make peers'"
+    result = subprocess.run([PROGRAMS[program], name], text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert result.returncode == 0, result.stdout[-4000:]
 

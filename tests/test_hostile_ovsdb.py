@@ -22,9 +22,6 @@ from hostile import TEXT, Unixctl, examples
 
 pytestmark = pytest.mark.switch
 
-WHEEL_KEYS = {"min-granularity", "max-granularity", "wheels", "slots"}
-SLOT_KEYS = {"slot-granularity", "slot-batching"}
-
 # Bytes of the packets that a delay must have room for, and how many are received at most.
 MTU = 1514
 BUFFERS = 262_144
@@ -87,9 +84,6 @@ def expected(config: Config) -> Config | None:
         return None
     full = {key.name: key.default for key in QOS.values() if key.default is not None}
     full |= {key: QOS[key].shown(value) for key, value in config.items()}
-    others = SLOT_KEYS if full["scheduler"] == "mltw" else WHEEL_KEYS
-    if others & config.keys():
-        return None
     if int(full["max-granularity"]) < int(full["min-granularity"]):
         return None
     if int(full["ecn-threshold"]) >= int(full["max-delay"]):
@@ -101,7 +95,7 @@ def expected(config: Config) -> Config | None:
     for key in ("ecn-threshold", "delay", "jitter"):
         if full[key] == "0":
             del full[key]
-    return {key: value for key, value in full.items() if key not in others}
+    return full
 
 
 def expected_queue(config: Config) -> Config | None:
@@ -164,11 +158,10 @@ def records(keys: dict[str, Key], unknown: bool = True) -> st.SearchStrategy[Con
 
 
 def test_the_reference_is_read() -> None:
-    assert len(QOS) == 16 and set(QUEUE) == {"max-rate", "burst"}
-    assert QOS.keys() > WHEEL_KEYS | SLOT_KEYS
+    assert len(QOS) == 11 and set(QUEUE) == {"max-rate", "burst"}
     # The defaults together are in force.
     assert expected({}) is not None
-    assert sum(key.power_of_two for key in QOS.values()) == 3
+    assert sum(key.power_of_two for key in QOS.values()) == 2
     assert len(RECEIVED) == 5 and expected_received({}) == {}
 
 

@@ -223,8 +223,8 @@ REFUSED = [
     ("max-rate", "0", "1000 to 400000000000"),
     ("max-rate", "-5", "1000 to 400000000000"),
     ("max-rate", "99999999999999999999", "1000 to 400000000000"),
-    ("slots", "100", "power of two"),
-    ("wheels", "65", "1 to 64"),
+    ("max-granularity", "100", "power of two"),
+    ("overhead", "257", "0 to 256"),
     ("colour", "red", "max-rate"),
 ]
 

@@ -25,7 +25,7 @@
 #include "util.h"
 
 static unsigned int
-no_level(const struct edt_sched *sched OVS_UNUSED, uint64_t gap_ns OVS_UNUSED)
+no_level(const void *sched OVS_UNUSED, uint64_t gap_ns OVS_UNUSED)
 {
     return 0;
 }
@@ -44,7 +44,6 @@ struct heap_node {
 };
 
 struct heap_sched {
-    struct edt_sched sched;
     struct heap_node *nodes;
     uint32_t end;               /* Index of the first node not in use. */
     uint32_t max_end;
@@ -52,27 +51,26 @@ struct heap_sched {
 };
 
 static struct heap_sched *
-heap_cast(const struct edt_sched *sched)
+heap_cast(const void *sched)
 {
-    return CONTAINER_OF(sched, struct heap_sched, sched);
+    return (struct heap_sched *) sched;
 }
 
-static struct edt_sched *
+static void *
 heap_create(const struct edt_sched_config *config, uint64_t now_ns OVS_UNUSED)
 {
     struct heap_sched *h = xzalloc(sizeof *h);
 
-    h->sched.class = &heap_sched_class;
     h->end = ROOT;
     h->max_end = ROOT + config->max_entries;
     /* Room for the siblings of the last node. */
     h->memory_bytes = (h->max_end + 4) * sizeof *h->nodes;
     h->nodes = lazy_zalloc(h->memory_bytes);
-    return &h->sched;
+    return h;
 }
 
 static void
-heap_destroy(struct edt_sched *sched)
+heap_destroy(void *sched)
 {
     struct heap_sched *h = heap_cast(sched);
 
@@ -81,7 +79,7 @@ heap_destroy(struct edt_sched *sched)
 }
 
 static bool
-heap_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
+heap_enqueue(void *sched, void *entry, uint64_t edt_ns,
              unsigned int level OVS_UNUSED)
 {
     struct heap_sched *h = heap_cast(sched);
@@ -140,7 +138,7 @@ heap_pop(struct heap_sched *h)
 }
 
 static size_t
-heap_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
+heap_dequeue(void *sched, uint64_t now_ns, void **entries,
              size_t max)
 {
     struct heap_sched *h = heap_cast(sched);
@@ -156,7 +154,7 @@ heap_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
 }
 
 static uint64_t
-heap_next_due(const struct edt_sched *sched)
+heap_next_due(const void *sched)
 {
     const struct heap_sched *h = heap_cast(sched);
 
@@ -164,19 +162,19 @@ heap_next_due(const struct edt_sched *sched)
 }
 
 static size_t
-heap_flush(struct edt_sched *sched, void **entries, size_t max)
+heap_flush(void *sched, void **entries, size_t max)
 {
     return heap_dequeue(sched, UINT64_MAX, entries, max);
 }
 
 static size_t
-heap_count(const struct edt_sched *sched)
+heap_count(const void *sched)
 {
     return heap_cast(sched)->end - ROOT;
 }
 
 static size_t
-heap_memory_bytes(const struct edt_sched *sched)
+heap_memory_bytes(const void *sched)
 {
     return sizeof(struct heap_sched) + heap_cast(sched)->memory_bytes;
 }
@@ -212,7 +210,6 @@ struct tree_node {
 BUILD_ASSERT_DECL(sizeof(struct tree_node) == 32);
 
 struct tree_sched {
-    struct edt_sched sched;
     struct tree_node *nodes;    /* Element 0 stands for all leaves, black. */
     uint32_t root;              /* 0 if the tree is empty. */
     uint32_t first;             /* 0 if the tree is empty. */
@@ -225,26 +222,25 @@ struct tree_sched {
 };
 
 static struct tree_sched *
-tree_cast(const struct edt_sched *sched)
+tree_cast(const void *sched)
 {
-    return CONTAINER_OF(sched, struct tree_sched, sched);
+    return (struct tree_sched *) sched;
 }
 
-static struct edt_sched *
+static void *
 tree_create(const struct edt_sched_config *config, uint64_t now_ns OVS_UNUSED)
 {
     struct tree_sched *t = xzalloc(sizeof *t);
 
-    t->sched.class = &tree_sched_class;
     t->fresh = 1;
     t->max_entries = config->max_entries;
     t->memory_bytes = (t->max_entries + 1) * sizeof *t->nodes;
     t->nodes = lazy_zalloc(t->memory_bytes);
-    return &t->sched;
+    return t;
 }
 
 static void
-tree_destroy(struct edt_sched *sched)
+tree_destroy(void *sched)
 {
     struct tree_sched *t = tree_cast(sched);
 
@@ -315,7 +311,7 @@ tree_fix_insert(struct tree_sched *t, uint32_t x)
 }
 
 static bool
-tree_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
+tree_enqueue(void *sched, void *entry, uint64_t edt_ns,
              unsigned int level OVS_UNUSED)
 {
     struct tree_sched *t = tree_cast(sched);
@@ -433,7 +429,7 @@ tree_pop(struct tree_sched *t)
 }
 
 static size_t
-tree_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
+tree_dequeue(void *sched, uint64_t now_ns, void **entries,
              size_t max)
 {
     struct tree_sched *t = tree_cast(sched);
@@ -449,7 +445,7 @@ tree_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
 }
 
 static uint64_t
-tree_next_due(const struct edt_sched *sched)
+tree_next_due(const void *sched)
 {
     const struct tree_sched *t = tree_cast(sched);
 
@@ -457,19 +453,19 @@ tree_next_due(const struct edt_sched *sched)
 }
 
 static size_t
-tree_flush(struct edt_sched *sched, void **entries, size_t max)
+tree_flush(void *sched, void **entries, size_t max)
 {
     return tree_dequeue(sched, UINT64_MAX, entries, max);
 }
 
 static size_t
-tree_count(const struct edt_sched *sched)
+tree_count(const void *sched)
 {
     return tree_cast(sched)->n_entries;
 }
 
 static size_t
-tree_memory_bytes(const struct edt_sched *sched)
+tree_memory_bytes(const void *sched)
 {
     return sizeof(struct tree_sched) + tree_cast(sched)->memory_bytes;
 }

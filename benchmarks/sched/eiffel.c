@@ -22,6 +22,7 @@
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 #include "slot-list.h"
+#include "slot-scale.h"
 #include "util.h"
 
 /* "Slot number" below is time divided by 'slot_ns'.  A range begins at a slot
@@ -44,8 +45,6 @@ struct beyond {
 };
 
 struct eiffel {
-    struct edt_sched sched;
-
     /* Read-mostly: geometry. */
     uint32_t n_slots;           /* Of each array. */
     uint32_t max_entries;
@@ -76,9 +75,9 @@ struct eiffel {
 };
 
 static struct eiffel *
-eiffel_cast(const struct edt_sched *sched)
+eiffel_cast(const void *sched)
 {
-    return CONTAINER_OF(sched, struct eiffel, sched);
+    return (struct eiffel *) sched;
 }
 
 /* Returns the number of bytes that an array of 'n' buckets takes. */
@@ -106,7 +105,7 @@ half_init(struct half *half, size_t n, unsigned int top, char **p)
     }
 }
 
-static struct edt_sched *
+static void *
 eiffel_create(const struct edt_sched_config *config, uint64_t now_ns)
 {
     struct eiffel *e = xzalloc_cacheline(sizeof *e);
@@ -119,7 +118,6 @@ eiffel_create(const struct edt_sched_config *config, uint64_t now_ns)
     size_t beyond_size = (config->drop_beyond_horizon ? 0
                           : config->max_entries * sizeof *e->beyond);
 
-    e->sched.class = &eiffel_class;
     e->n_slots = n_slots;
     e->max_entries = config->max_entries;
     e->slot_ns = config->slot_ns;
@@ -143,11 +141,11 @@ eiffel_create(const struct edt_sched_config *config, uint64_t now_ns)
     e->front = slot_scale_floor(&e->scale, MIN(now_ns, INT64_MAX));
     e->base = e->front;
     e->first = UINT64_MAX;
-    return &e->sched;
+    return e;
 }
 
 static void
-eiffel_destroy(struct edt_sched *sched)
+eiffel_destroy(void *sched)
 {
     struct eiffel *e = eiffel_cast(sched);
 
@@ -156,7 +154,7 @@ eiffel_destroy(struct edt_sched *sched)
 }
 
 static unsigned int
-eiffel_level(const struct edt_sched *sched OVS_UNUSED,
+eiffel_level(const void *sched OVS_UNUSED,
              uint64_t gap_ns OVS_UNUSED)
 {
     return 0;
@@ -335,7 +333,7 @@ eiffel_take(struct eiffel *e, uint64_t limit, void **entries, size_t max)
 /* The functions of the class that hold and give out entries. */
 
 static bool
-eiffel_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
+eiffel_enqueue(void *sched, void *entry, uint64_t edt_ns,
                unsigned int level OVS_UNUSED)
 {
     struct eiffel *e = eiffel_cast(sched);
@@ -392,7 +390,7 @@ eiffel_dequeue__(struct eiffel *e, uint64_t now, void **entries, size_t max,
 }
 
 static size_t
-eiffel_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
+eiffel_dequeue(void *sched, uint64_t now_ns, void **entries,
                size_t max)
 {
     struct eiffel *e = eiffel_cast(sched);
@@ -402,7 +400,7 @@ eiffel_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
 }
 
 static uint64_t
-eiffel_next_due(const struct edt_sched *sched)
+eiffel_next_due(const void *sched)
 {
     const struct eiffel *e = eiffel_cast(sched);
 
@@ -410,7 +408,7 @@ eiffel_next_due(const struct edt_sched *sched)
 }
 
 static size_t
-eiffel_flush(struct edt_sched *sched, void **entries, size_t max)
+eiffel_flush(void *sched, void **entries, size_t max)
 {
     struct eiffel *e = eiffel_cast(sched);
 
@@ -429,13 +427,13 @@ eiffel_flush(struct edt_sched *sched, void **entries, size_t max)
 }
 
 static size_t
-eiffel_count(const struct edt_sched *sched)
+eiffel_count(const void *sched)
 {
     return eiffel_cast(sched)->n_entries;
 }
 
 static size_t
-eiffel_memory_bytes(const struct edt_sched *sched)
+eiffel_memory_bytes(const void *sched)
 {
     return sizeof(struct eiffel) + eiffel_cast(sched)->memory_bytes;
 }

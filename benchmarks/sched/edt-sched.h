@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "mltw.h"
 
@@ -27,8 +28,8 @@
  * =============================
  *
  * One interface for the data structures that hold references ("entries")
- * until their earliest departure time (EDT): the multi-level timing wheel that
- * is used by default, and those that it is compared with.
+ * until their earliest departure time (EDT): the product's multi-level timing
+ * wheel, and those that it is compared with.
  *
  *    type      structure                     slot times      described in
  *    --------  ----------------------------  --------------  ------------
@@ -114,29 +115,35 @@ struct edt_sched_config {
         .horizon_ns = UINT64_C(10000000000),        \
     })
 
-/* A scheduler: a member of what a class creates. */
+/* A scheduler.  ('impl' is found as early as 'class', so that it costs the
+ * same for all types.) */
 struct edt_sched {
     const struct edt_sched_class *class;
+    void *impl;                 /* What 'class->create' has returned. */
 };
 
-/* The functions of a type.  For what they do, see the function below that has
- * the same name. */
+/* The functions of a type, which take what its 'create' returns.  For what
+ * they do, see the function below that has the same name. */
 struct edt_sched_class {
     const char *name;           /* As in a configuration, e.g. "mltw". */
 
-    struct edt_sched *(*create)(const struct edt_sched_config *,
+    void *(*create)(const struct edt_sched_config *,
                                 uint64_t now_ns);
-    void (*destroy)(struct edt_sched *);
-    unsigned int (*level)(const struct edt_sched *, uint64_t gap_ns);
-    bool (*enqueue)(struct edt_sched *, void *entry, uint64_t edt_ns,
+    void (*destroy)(void *);
+    unsigned int (*level)(const void *, uint64_t gap_ns);
+    bool (*enqueue)(void *, void *entry, uint64_t edt_ns,
                     unsigned int level);
-    size_t (*dequeue)(struct edt_sched *, uint64_t now_ns, void **entries,
+    size_t (*dequeue)(void *, uint64_t now_ns, void **entries,
                       size_t max_entries);
-    uint64_t (*next_due)(const struct edt_sched *);
-    size_t (*flush)(struct edt_sched *, void **entries, size_t max_entries);
-    size_t (*count)(const struct edt_sched *);
-    size_t (*memory_bytes)(const struct edt_sched *);
+    uint64_t (*next_due)(const void *);
+    size_t (*flush)(void *, void **entries, size_t max_entries);
+    size_t (*count)(const void *);
+    size_t (*memory_bytes)(const void *);
 };
+
+/* The types that are in files of their own; "mltw_slots" is that for mltw with
+ * 'slot_by_slot'. */
+extern const struct edt_sched_class mltw_class, mltw_slots_class;
 
 /* Returns the name of 'type', e.g. "mltw". */
 const char *edt_sched_type_name(enum edt_sched_type type);
@@ -150,16 +157,16 @@ bool edt_sched_type_from_name(const char *name, enum edt_sched_type *type);
  * 'config->type' does not use are not looked at. */
 const char *edt_sched_config_error(const struct edt_sched_config *config);
 
-/* Do 'a' and 'b', which are valid, describe the same scheduler, apart from
- * 'max_entries'? */
-bool edt_sched_config_equal(const struct edt_sched_config *a,
-                            const struct edt_sched_config *b);
-
 /* Returns a new, empty scheduler whose front is 'now_ns'.  'config' must be
  * valid; it is copied.  The caller must eventually destroy the scheduler with
  * edt_sched_destroy(). */
 struct edt_sched *edt_sched_create(const struct edt_sched_config *config,
                                    uint64_t now_ns);
+
+/* Does what edt_sched_create() does, with a type that it does not know. */
+struct edt_sched *edt_sched_create_class(const struct edt_sched_class *,
+                                         const struct edt_sched_config *,
+                                         uint64_t now_ns);
 
 /* Frees 'sched', which may be NULL.  Entries that it still holds are the
  * caller's: use edt_sched_flush() before to get at them. */
@@ -167,7 +174,8 @@ static inline void
 edt_sched_destroy(struct edt_sched *sched)
 {
     if (sched) {
-        sched->class->destroy(sched);
+        sched->class->destroy(sched->impl);
+        free(sched);
     }
 }
 
@@ -176,7 +184,7 @@ edt_sched_destroy(struct edt_sched *sched)
 static inline unsigned int
 edt_sched_level(const struct edt_sched *sched, uint64_t gap_ns)
 {
-    return sched->class->level(sched, gap_ns);
+    return sched->class->level(sched->impl, gap_ns);
 }
 
 /* Adds 'entry', which must be neither NULL nor other than 8-byte aligned, to
@@ -191,7 +199,7 @@ static inline bool
 edt_sched_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
                   unsigned int level)
 {
-    return sched->class->enqueue(sched, entry, edt_ns, level);
+    return sched->class->enqueue(sched->impl, entry, edt_ns, level);
 }
 
 /* Moves entries that are due at 'now_ns' from 'sched' to 'entries', which has
@@ -205,7 +213,7 @@ static inline size_t
 edt_sched_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
                   size_t max_entries)
 {
-    return sched->class->dequeue(sched, now_ns, entries, max_entries);
+    return sched->class->dequeue(sched->impl, now_ns, entries, max_entries);
 }
 
 /* Returns the smallest 'now_ns' with which edt_sched_dequeue() would return at
@@ -213,7 +221,7 @@ edt_sched_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
 static inline uint64_t
 edt_sched_next_due(const struct edt_sched *sched)
 {
-    return sched->class->next_due(sched);
+    return sched->class->next_due(sched->impl);
 }
 
 /* Moves entries, whatever their time, from 'sched' to 'entries', which has
@@ -228,14 +236,14 @@ edt_sched_next_due(const struct edt_sched *sched)
 static inline size_t
 edt_sched_flush(struct edt_sched *sched, void **entries, size_t max_entries)
 {
-    return sched->class->flush(sched, entries, max_entries);
+    return sched->class->flush(sched->impl, entries, max_entries);
 }
 
 /* Returns the number of entries that 'sched' holds. */
 static inline size_t
 edt_sched_count(const struct edt_sched *sched)
 {
-    return sched->class->count(sched);
+    return sched->class->count(sched->impl);
 }
 
 /* Returns the number of bytes that 'sched' has allocated.  What is resident is
@@ -243,7 +251,7 @@ edt_sched_count(const struct edt_sched *sched)
 static inline size_t
 edt_sched_memory_bytes(const struct edt_sched *sched)
 {
-    return sched->class->memory_bytes(sched);
+    return sched->class->memory_bytes(sched->impl);
 }
 
 #endif /* edt-sched.h */

@@ -24,6 +24,7 @@
 #include "eiffel.h"
 #include "mltw.h"
 #include "openvswitch/util.h"
+#include "util.h"
 
 /* Types. */
 
@@ -79,27 +80,24 @@ edt_sched_config_error(const struct edt_sched_config *config)
     return NULL;
 }
 
-bool
-edt_sched_config_equal(const struct edt_sched_config *a,
-                       const struct edt_sched_config *b)
-{
-    if (a->type != b->type || a->slot_by_slot != b->slot_by_slot) {
-        return false;
-    }
-    if (a->type == EDT_SCHED_MLTW) {
-        return a->mltw.n_wheels == b->mltw.n_wheels
-               && a->mltw.n_slots == b->mltw.n_slots
-               && a->mltw.min_granularity_ns == b->mltw.min_granularity_ns
-               && a->mltw.max_granularity_ns == b->mltw.max_granularity_ns;
-    }
-    return a->slot_ns == b->slot_ns && a->horizon_ns == b->horizon_ns
-           && a->drop_beyond_horizon == b->drop_beyond_horizon;
-}
-
 struct edt_sched *
 edt_sched_create(const struct edt_sched_config *config, uint64_t now_ns)
 {
     ovs_assert(!edt_sched_config_error(config));
 
-    return classes[config->type]->create(config, now_ns);
+    return edt_sched_create_class((config->type == EDT_SCHED_MLTW
+                                   && config->slot_by_slot
+                                   ? &mltw_slots_class
+                                   : classes[config->type]), config, now_ns);
+}
+
+struct edt_sched *
+edt_sched_create_class(const struct edt_sched_class *class,
+                       const struct edt_sched_config *config, uint64_t now_ns)
+{
+    struct edt_sched *sched = xmalloc(sizeof *sched);
+
+    sched->class = class;
+    sched->impl = class->create(config, now_ns);
+    return sched;
 }

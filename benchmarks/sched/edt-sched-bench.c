@@ -115,38 +115,34 @@ time_ns(void)
  * and the least that holding packets takes. */
 
 struct ring_sched {
-    struct edt_sched sched;
     uint32_t mask;
     uint32_t head, tail;
     uint64_t next_ns;           /* When the next packet may leave. */
     void **entries;
 };
 
-static struct edt_sched *ring_create(const struct edt_sched_config *,
-                                     uint64_t now_ns);
-
 static struct ring_sched *
-ring_cast(const struct edt_sched *sched)
+ring_cast(const void *sched)
 {
-    return CONTAINER_OF(sched, struct ring_sched, sched);
+    return (struct ring_sched *) sched;
 }
 
 static void
-ring_destroy(struct edt_sched *sched)
+ring_destroy(void *sched)
 {
     free(ring_cast(sched)->entries);
     free(ring_cast(sched));
 }
 
 static unsigned int
-ring_level(const struct edt_sched *sched OVS_UNUSED,
+ring_level(const void *sched OVS_UNUSED,
            uint64_t gap_ns OVS_UNUSED)
 {
     return 0;
 }
 
 static bool
-ring_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns OVS_UNUSED,
+ring_enqueue(void *sched, void *entry, uint64_t edt_ns OVS_UNUSED,
              unsigned int level OVS_UNUSED)
 {
     struct ring_sched *r = ring_cast(sched);
@@ -159,7 +155,7 @@ ring_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns OVS_UNUSED,
 }
 
 static size_t
-ring_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
+ring_dequeue(void *sched, uint64_t now_ns, void **entries,
              size_t max)
 {
     struct ring_sched *r = ring_cast(sched);
@@ -175,7 +171,7 @@ ring_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
 }
 
 static uint64_t
-ring_next_due(const struct edt_sched *sched)
+ring_next_due(const void *sched)
 {
     const struct ring_sched *r = ring_cast(sched);
 
@@ -183,7 +179,7 @@ ring_next_due(const struct edt_sched *sched)
 }
 
 static size_t
-ring_flush(struct edt_sched *sched, void **entries, size_t max)
+ring_flush(void *sched, void **entries, size_t max)
 {
     struct ring_sched *r = ring_cast(sched);
     uint64_t next_ns = r->next_ns;
@@ -194,16 +190,28 @@ ring_flush(struct edt_sched *sched, void **entries, size_t max)
 }
 
 static size_t
-ring_count(const struct edt_sched *sched)
+ring_count(const void *sched)
 {
     return ring_cast(sched)->tail - ring_cast(sched)->head;
 }
 
 static size_t
-ring_memory_bytes(const struct edt_sched *sched)
+ring_memory_bytes(const void *sched)
 {
     return (sizeof(struct ring_sched)
             + (ring_cast(sched)->mask + 1) * sizeof(void *));
+}
+
+static void *
+ring_create(const struct edt_sched_config *config, uint64_t now_ns)
+{
+    struct ring_sched *r = xzalloc(sizeof *r);
+    uint32_t size = 1u << log_2_ceil(config->max_entries);
+
+    r->mask = size - 1;
+    r->next_ns = now_ns;
+    r->entries = xcalloc(size, sizeof *r->entries);
+    return r;
 }
 
 static const struct edt_sched_class ring_class = {
@@ -218,19 +226,6 @@ static const struct edt_sched_class ring_class = {
     .count = ring_count,
     .memory_bytes = ring_memory_bytes,
 };
-
-static struct edt_sched *
-ring_create(const struct edt_sched_config *config, uint64_t now_ns)
-{
-    struct ring_sched *r = xzalloc(sizeof *r);
-    uint32_t size = 1u << log_2_ceil(config->max_entries);
-
-    r->sched.class = &ring_class;
-    r->mask = size - 1;
-    r->next_ns = now_ns;
-    r->entries = xcalloc(size, sizeof *r->entries);
-    return &r->sched;
-}
 
 /* What is measured. */
 
@@ -277,7 +272,7 @@ subject_create(const struct subject *subject, uint32_t max_entries,
         c.mltw.n_slots = 1024;
         c.mltw.min_granularity_ns = 1;
     }
-    return (subject->class ? subject->class->create(&c, now_ns)
+    return (subject->class ? edt_sched_create_class(subject->class, &c, now_ns)
             : edt_sched_create(&c, now_ns));
 }
 
@@ -361,7 +356,7 @@ shaper_init(struct run *run)
     struct shaper_config *config = xzalloc(sizeof *config);
 
     ovs_refcount_init(&config->ref_cnt);
-    config->sched = EDT_SCHED_CONFIG_DEFAULT;
+    config->wheel = MLTW_CONFIG_DEFAULT;
     config->max_delay_ns = UINT64_C(1000000000);
     config->ecn_threshold_ns = UINT64_MAX;
     config->max_backlog = 1 << 18;

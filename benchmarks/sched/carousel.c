@@ -22,6 +22,7 @@
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 #include "slot-list.h"
+#include "slot-scale.h"
 #include "util.h"
 
 /* "Slot number" below is time divided by 'slot_ns', "index" a slot's place in
@@ -32,8 +33,6 @@
 #define SCAN_SLOTS 8
 
 struct carousel {
-    struct edt_sched sched;
-
     /* Read-mostly: geometry. */
     uint32_t n_slots;
     uint32_t max_entries;
@@ -60,12 +59,12 @@ struct carousel {
 };
 
 static struct carousel *
-carousel_cast(const struct edt_sched *sched)
+carousel_cast(const void *sched)
 {
-    return CONTAINER_OF(sched, struct carousel, sched);
+    return (struct carousel *) sched;
 }
 
-static struct edt_sched *
+static void *
 carousel_create(const struct edt_sched_config *config, uint64_t now_ns)
 {
     struct carousel *c = xzalloc_cacheline(sizeof *c);
@@ -77,7 +76,6 @@ carousel_create(const struct edt_sched_config *config, uint64_t now_ns)
     size_t slots_size = ROUND_UP((n_slots + SCAN_SLOTS) * sizeof *c->slots,
                                  CACHE_LINE_SIZE);
 
-    c->sched.class = &carousel_class;
     c->n_slots = n_slots;
     c->max_entries = config->max_entries;
     c->slot_ns = config->slot_ns;
@@ -95,11 +93,11 @@ carousel_create(const struct edt_sched_config *config, uint64_t now_ns)
 
     c->front = slot_scale_floor(&c->scale, MIN(now_ns, INT64_MAX));
     c->clear = c->front;
-    return &c->sched;
+    return c;
 }
 
 static void
-carousel_destroy(struct edt_sched *sched)
+carousel_destroy(void *sched)
 {
     struct carousel *c = carousel_cast(sched);
 
@@ -108,7 +106,7 @@ carousel_destroy(struct edt_sched *sched)
 }
 
 static unsigned int
-carousel_level(const struct edt_sched *sched OVS_UNUSED,
+carousel_level(const void *sched OVS_UNUSED,
                uint64_t gap_ns OVS_UNUSED)
 {
     return 0;
@@ -125,7 +123,7 @@ carousel_index(const struct carousel *c, uint32_t offset)
 }
 
 static bool
-carousel_enqueue(struct edt_sched *sched, void *entry, uint64_t edt_ns,
+carousel_enqueue(void *sched, void *entry, uint64_t edt_ns,
                  unsigned int level OVS_UNUSED)
 {
     struct carousel *c = carousel_cast(sched);
@@ -268,7 +266,7 @@ carousel_dequeue__(struct carousel *c, uint64_t now, void **entries,
 }
 
 static size_t
-carousel_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
+carousel_dequeue(void *sched, uint64_t now_ns, void **entries,
                  size_t max)
 {
     struct carousel *c = carousel_cast(sched);
@@ -278,7 +276,7 @@ carousel_dequeue(struct edt_sched *sched, uint64_t now_ns, void **entries,
 }
 
 static uint64_t
-carousel_next_due(const struct edt_sched *sched)
+carousel_next_due(const void *sched)
 {
     struct carousel *c = carousel_cast(sched);
 
@@ -294,7 +292,7 @@ carousel_next_due(const struct edt_sched *sched)
 }
 
 static size_t
-carousel_flush(struct edt_sched *sched, void **entries, size_t max)
+carousel_flush(void *sched, void **entries, size_t max)
 {
     struct carousel *c = carousel_cast(sched);
 
@@ -314,13 +312,13 @@ carousel_flush(struct edt_sched *sched, void **entries, size_t max)
 }
 
 static size_t
-carousel_count(const struct edt_sched *sched)
+carousel_count(const void *sched)
 {
     return carousel_cast(sched)->n_entries;
 }
 
 static size_t
-carousel_memory_bytes(const struct edt_sched *sched)
+carousel_memory_bytes(const void *sched)
 {
     return sizeof(struct carousel) + carousel_cast(sched)->memory_bytes;
 }

@@ -40,7 +40,7 @@
 #include "openvswitch/list.h"
 #include "openvswitch/util.h"
 #include "random.h"
-#include "slot-list.h"
+#include "slot-scale.h"
 #include "util.h"
 
 #define N_OUT 4096
@@ -101,7 +101,8 @@ model_init(struct model *m, const struct subject *subject,
     m->config.type = subject->type;
     m->traits = subject->traits;
     m->config.slot_by_slot &= !subject->class;
-    m->sched = (subject->class ? subject->class->create(&m->config, now_ns)
+    m->sched = (subject->class
+                ? edt_sched_create_class(subject->class, &m->config, now_ns)
                 : edt_sched_create(&m->config, now_ns));
     ovs_list_init(&m->items);
     m->n_items = 0;
