@@ -55,7 +55,7 @@ help:
 	@echo 'make check-nodpdk  build without DPDK, and what of the tests needs none'
 	@echo 'make check-upstream  OVS own suites, compared with OVS without our patches (SUITES=);'
 	@echo '               check-upstream-changed: the tests of what we change'
-	@echo 'make check-full  all of these'
+	@echo 'make check-full  all of these, and the tests that "make check" leaves out'
 	@echo 'make check-links  links that are flooded for ten minutes (MINUTES=10 SEED=)'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
 	@echo 'make rounds    guests that go as their ports do (ROUNDS=50 SEED=)'
@@ -191,6 +191,7 @@ check-upstream: root all
 check-upstream-changed: root all
 	@utilities/upstream-check $(CHANGED:%=-k %)
 
+check-full: PYTEST += --full
 check-full: check check-sanitizers check-clang check-upstream rounds check-links
 
 # Longer than "make check" does it: docs/testing.md.  The library is built

@@ -19,8 +19,19 @@ pytest_plugins: list[str] = ["fbtest.fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option with which CI says what it cannot have."""
+    """Add the options with which CI says what it cannot have, and check-full what it wants."""
     parser.addoption("--no-skip", action="store_true", help="fail tests that are skipped")
+    parser.addoption("--full", action="store_true", help="run also what is marked \"full\"")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only ``make check-full`` runs, unless it is asked for by its name."""
+    if config.getoption("--full") or any("::" in arg for arg in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,7 +33,7 @@ def has_rate(transfer: dict[str, float], mbit: float) -> bool:
     return transfer["goodput"] >= low * mbit and transfer["retransmitted"] == 0
 
 
-@pytest.mark.parametrize("bw", [10, 100])
+@pytest.mark.parametrize("bw", [pytest.param(10, marks=pytest.mark.full), 100])
 def test_a_rate_holds_in_both_directions(bw: float) -> None:
     result = best("rates", lambda r: all(has_rate(r[way], bw) for way in ("sends", "receives")),
                   bw=bw, seconds=3)
@@ -86,6 +86,8 @@ def test_what_memory_does_not_allow_is_refused() -> None:
     assert "buffers for" in program("memory", bw=1000, delay="500ms", memory=64)
 
 
+# (That of the example is the same, with the plot.)
+@pytest.mark.full
 def test_tenants_are_isolated_while_one_floods() -> None:
     config = ("tenants:\n"
               "  red: {vms: {a: {port: s1-eth1, rate: 100Mbps}}}\n"

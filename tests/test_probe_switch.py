@@ -157,6 +157,7 @@ def test_a_burst_waits_as_told(probe_testbed: Testbed) -> None:
     assert np.median(gaps[wait]) - np.median(gaps[0]) == pytest.approx(wait, rel=0.1)
 
 
+@pytest.mark.full
 def test_what_recording_costs(probe_testbed: Testbed) -> None:
     """The rate at which one PMD thread forwards, recorded or not; paired."""
     bed = probe_testbed

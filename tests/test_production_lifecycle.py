@@ -168,7 +168,8 @@ class BondOracle(Oracle):
 
 @pytest.mark.parametrize("mode, lb_output", [
     # Balanced in a second table of the datapath, and in its action "lb_output".
-    ("balance-tcp", False), ("balance-tcp", True), ("active-backup", False)])
+    ("balance-tcp", False), pytest.param("balance-tcp", True, marks=pytest.mark.full),
+    ("active-backup", False)])
 def test_bond_members_come_and_go(testbed: Testbed, mode: str, lb_output: bool) -> None:
     """A bond with QoS: a shaper for each member, and the meters' rates for all together."""
     oracle = BondOracle(testbed, mode, lb_output)

@@ -82,8 +82,8 @@ def set_fair(bed: Testbed, said_by: str, fair: bool) -> None:
                       f"fair={str(fair).lower()}")
 
 
-@pytest.mark.parametrize(("bulk", "said_by"),
-                         [("tcp", "switch"), ("udp", "switch"), ("udp", "band")])
+@pytest.mark.parametrize(("bulk", "said_by"), [
+    ("tcp", "switch"), pytest.param("udp", "switch", marks=pytest.mark.full), ("udp", "band")])
 def test_small_flow_beside_bulk(testbed: Testbed, fairness: None, bulk: str, said_by: str,
                                 record_property) -> None:
     ovs = testbed.ovs

@@ -75,7 +75,8 @@ def record(limiter: str, rate: int, figures: Figures) -> None:
           f"{figures.drops} dropped")
 
 
-@pytest.mark.parametrize("rate", [10 * MBIT, 100 * MBIT, 500 * MBIT, 1000 * MBIT])
+@pytest.mark.parametrize("rate", [
+    10 * MBIT, 100 * MBIT, pytest.param(500 * MBIT, marks=pytest.mark.full), 1000 * MBIT])
 def test_tcp_gets_its_rate(testbed: Testbed, rate: int, record_property) -> None:
     vm, web = testbed.host("vm"), testbed.host("web")
     shaper = MeterShaper(testbed.ovs, testbed.bridge, "web", 1)
@@ -93,7 +94,8 @@ def test_tcp_gets_its_rate(testbed: Testbed, rate: int, record_property) -> None
     assert figures.goodput >= 0.94 * rate
 
 
-@pytest.mark.parametrize("rate", [100 * MBIT, 1000 * MBIT])
+@pytest.mark.parametrize("rate", [
+    100 * MBIT, pytest.param(1000 * MBIT, marks=pytest.mark.full)])
 def test_beside_policer_and_htb(testbed: Testbed, rate: int, record_property) -> None:
     """The shaper does what HTB in the sender itself does; the policer does not."""
     vm, web = testbed.host("vm"), testbed.host("web")
