@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller_harness import Switch
-from hostile import examples
+from hostile import Unixctl, examples
 
 pytestmark = pytest.mark.switch
 
@@ -305,6 +306,12 @@ def test_sequences_of_meter_mods(switch: Switch) -> None:
     assert done > 300 and refused > 300, (done, refused)
     assert switch.vswitchd is not None and switch.vswitchd.poll() is None
 
+    # What is deleted gives its id back when no flow can name it any more: two dumps of
+    # the revalidators, each between grace periods.
+    unixctl = Unixctl(switch.directory / "ovs-vswitchd.ctl")
+    for _ in range(10):
+        unixctl("revalidator/wait")
+        time.sleep(0.1)
     count = connection.max_meters()
     assert count > 1000
     for first in range(1, count + 1, 1024):
