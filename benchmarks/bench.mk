@@ -13,7 +13,8 @@ FB_SCHED_SRCS = $(addprefix $(FB_SCHED)/,carousel.c edt-sched.c eiffel.c mltw-sc
 # in OVS's tree was built from.
 FB_BENCH_SRCS = $(FB_SCHED)/edt-sched-bench.c $(FB_SCHED)/edt-sched-baselines.c \
 	$(FB_SCHED_SRCS) \
-	$(addprefix $(FB)/lib/,edt-meter.c edt-stamp.c flow-shaper.c mltw.c \
+	$(addprefix $(FB)/lib/,edt-chains.c edt-meter.c edt-stamp.c \
+		flow-shaper.c mltw.c \
 		shaper-delay.c shaper-flow-key.c shaper-thread.c)
 
 .PHONY: fb-bench fb-peers

@@ -19,6 +19,7 @@
 #include "edt-late.h"
 
 #include "dp-packet.h"
+#include "edt-chains.h"
 #include "edt-meter.h"
 #include "packets.h"
 #include "util.h"
@@ -131,10 +132,12 @@ edt_late_count_drop(const struct edt_finder *finder, uint32_t meter_id,
 /* For packets that go to a port without a shaper at 'now_ns', where nothing
  * can wait: makes their meters, those that have yet to, reserve, and drops
  * from 'batch' the packets that these refuse, so that the port gets ahead of a
- * rate by no more than the meter's longest wait.  Returns a bitmap of the
- * packets that stay; the meters have counted the others.  Thread-safe. */
+ * rate by no more than the meter's longest wait.  'chains' are those of the
+ * packets' stamps.  Returns a bitmap of the packets that stay; the meters have
+ * counted the others.  Thread-safe. */
 uint32_t
 edt_late_police(const struct edt_finder *finder,
+                const struct edt_chains *chains,
                 struct dp_packet_batch *batch, uint64_t now_ns)
 {
     const size_t size = dp_packet_batch_size(batch);
@@ -145,12 +148,19 @@ edt_late_police(const struct edt_finder *finder,
     BUILD_ASSERT_DECL(NETDEV_MAX_BURST <= 32);
 
     DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
-        struct edt_stamp *stamp = &packet->md.edt;
+        const struct edt_stamp *stamp = &packet->md.edt;
+        const bool late = packet->md.edt_valid && stamp->flags & EDT_LATE;
+        struct edt_chain_ends ends = { .first_meter = EDT_CHAIN_NONE };
         struct edt_grant grant;
-        struct edt_turn turn = {
-            .first_meter = stamp->first_meter,
-            .last_meter = stamp->last_meter,
-            .late = stamp->late,
+
+        if (late) {
+            edt_chains_get(chains, stamp->chain, &ends);
+        }
+
+        const struct edt_turn turn = {
+            .first_meter = ends.late_meters[0],
+            .last_meter = ends.late_meters[1],
+            .late = stamp->flags & EDT_LATE,
             .first_bytes = dp_packet_size(packet),
             .n_packets = 1,
             .n_bytes = dp_packet_size(packet),
@@ -158,8 +168,7 @@ edt_late_police(const struct edt_finder *finder,
             .since_ns = now_ns,
         };
 
-        if (!stamp->edt_ns || !stamp->late
-            || edt_late_reserve(finder, &turn, &grant)) {
+        if (!late || edt_late_reserve(finder, &turn, &grant)) {
             kept |= UINT32_C(1) << i;
             dp_packet_batch_add(batch, packet);
         } else {

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 struct dp_packet_batch;
+struct edt_chains;
 struct edt_meter;
 
 /* Meters that reserve when packets are about to leave
@@ -48,10 +49,15 @@ struct edt_meter;
  * was due, not from the later one at which a poll has found it to be, so that
  * late polls take nothing from the rate. */
 
-/* Bits for which of a packet's two meters have yet to reserve. */
+/* Flags of stamps: which of a packet's two fair meters have yet to reserve. */
 enum {
     EDT_LATE_FIRST = 1 << 0,
-    EDT_LATE_LAST = 1 << 1
+    EDT_LATE_LAST = 1 << 1,
+    EDT_LATE = EDT_LATE_FIRST | EDT_LATE_LAST,
+
+    /* A meter that is not fair has given the packet a time, and has asked for
+     * room for it before ("shaper-thread.h"). */
+    EDT_PROMISED = 1 << 2
 };
 
 /* How to find meters by the ids that stamps name them by. */
@@ -93,7 +99,7 @@ bool edt_late_reserve(const struct edt_finder *, const struct edt_turn *,
                       struct edt_grant *);
 void edt_late_count_drop(const struct edt_finder *, uint32_t meter_id,
                          uint32_t bytes);
-uint32_t edt_late_police(const struct edt_finder *, struct dp_packet_batch *,
-                         uint64_t now_ns);
+uint32_t edt_late_police(const struct edt_finder *, const struct edt_chains *,
+                         struct dp_packet_batch *, uint64_t now_ns);
 
 #endif /* edt-late.h */

@@ -21,6 +21,7 @@
 #include "coverage.h"
 #include "dp-packet.h"
 #include "dp-packet-gso.h"
+#include "edt-chains.h"
 #include "edt-late.h"
 #include "netlink.h"
 #include "packets.h"
@@ -123,43 +124,79 @@ count_packets(struct dp_packet_batch *batch, bool tso_enabled, uint32_t *ends)
     }
 }
 
+/* What a meter makes of the chains of packets that pass it.  Neighbors in a
+ * batch mostly have the same one. */
+struct chain_step {
+    struct edt_chains *chains;
+    uint32_t meter_id;
+    bool late;
+    uint32_t before;
+    uint32_t after;                 /* 'before' and the meter. */
+};
+
+static inline struct chain_step
+chain_step_init(struct edt_chains *chains, uint32_t meter_id, bool late)
+{
+    return (struct chain_step) {
+        chains, meter_id, late, EDT_CHAIN_NONE,
+        edt_chains_next(chains, EDT_CHAIN_NONE, meter_id, late)
+    };
+}
+
+/* Returns the chain of 'packet', which has passed 'step->before', from now
+ * on. */
+static inline uint32_t
+chain_step_next(struct chain_step *step, const struct dp_packet *packet)
+{
+    uint32_t before = packet->md.edt_valid ? packet->md.edt.chain
+                                           : EDT_CHAIN_NONE;
+
+    if (OVS_UNLIKELY(before != step->before)) {
+        step->before = before;
+        step->after = edt_chains_next(step->chains, before, step->meter_id,
+                                      step->late);
+    }
+    return step->after;
+}
+
 /* Notes in the stamps of 'batch' that 'meter_id', with parameters 'p', is to
  * reserve time for the packets when they are about to leave ("edt-late.h").
  * Returns false, having done nothing, if there are packets among them of which
- * two meters are already to do so.
- *
- * A meter that is not fair has done its part, so a stamp can forget its id:
- * what is left to tell the packets' FIFO are the fair ones'. */
+ * two meters are already to do so, or if there can be no more 'chains'. */
 static bool
-stamp_late(struct dp_packet_batch *batch, const struct edt_params *p,
-           uint32_t meter_id, uint64_t now_ns)
+stamp_late(struct edt_chains *chains, struct dp_packet_batch *batch,
+           const struct edt_params *p, uint32_t meter_id, uint64_t now_ns)
 {
+    struct chain_step step = chain_step_init(chains, meter_id, true);
     struct dp_packet *packet;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        if (packet->md.edt.edt_ns
-            && packet->md.edt.late == (EDT_LATE_FIRST | EDT_LATE_LAST)) {
+        if ((packet->md.edt_valid
+             && (packet->md.edt.flags & EDT_LATE) == EDT_LATE)
+            || chain_step_next(&step, packet) == step.before) {
             return false;
         }
     }
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
+        const uint32_t chain = chain_step_next(&step, packet);
         struct edt_stamp *stamp = &packet->md.edt;
 
-        if (!stamp->edt_ns) {
-            stamp->edt_ns = now_ns;
-            stamp->gap_ns = p->gap_ns;
-            stamp->first_meter = stamp->last_meter = meter_id;
-            stamp->late = EDT_LATE_FIRST;
+        if (!packet->md.edt_valid) {
+            pkt_metadata_set_edt(&packet->md, &(struct edt_stamp) {
+                .edt_ns = now_ns,
+                .chain = chain,
+                .gap_ns = p->gap_ns,
+                .flags = EDT_LATE_FIRST,
+            });
             continue;
         }
+        /* A burst that another meter lets go at once has EDTs in the past,
+         * from which on this one is not to have saved time. */
+        stamp->edt_ns = MAX(stamp->edt_ns, now_ns);
+        stamp->chain = chain;
         stamp->gap_ns = MAX(stamp->gap_ns, p->gap_ns);
-        if (!(stamp->late & EDT_LATE_LAST)) {
-            stamp->last_meter = meter_id;
-            stamp->late |= EDT_LATE_LAST;
-        } else {
-            stamp->first_meter = meter_id;
-            stamp->late |= EDT_LATE_FIRST;
-        }
+        stamp->flags |= (stamp->flags & EDT_LATE_FIRST
+                         ? EDT_LATE_LAST : EDT_LATE_FIRST);
     }
     return true;
 }
@@ -193,13 +230,14 @@ mark_late(struct dp_packet_batch *batch, const struct edt_params *p,
  * 'chain', which 'meter' then joins.  A fair meter admits all of them, unless
  * two others before it are fair: then it does as if it were not, and its rate
  * is kept all the same.  No other meter admits more than the first 'room'
- * packets, as they are on the wire, which is what shapers can hold.  Stores
- * what happened in '*result'. */
+ * packets, as they are on the wire, which is what shapers can hold.  'chains'
+ * are those of the packets' stamps.  Stores what happened in '*result'. */
 void
-edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
-                const struct edt_params *p, uint32_t meter_id,
-                struct dp_packet_batch *batch, uint32_t room,
-                uint64_t now_ns, struct edt_stamp_result *result)
+edt_stamp_batch(struct edt_chains *chains, struct edt_chain *chain,
+                struct edt_meter *meter, const struct edt_params *p,
+                uint32_t meter_id, struct dp_packet_batch *batch,
+                uint32_t room, uint64_t now_ns,
+                struct edt_stamp_result *result)
 {
     const size_t n = dp_packet_batch_size(batch);
     const bool tso_enabled = userspace_tso_enabled();
@@ -210,6 +248,7 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
     uint32_t *byte_ends = allocated ? allocated : embedded;
     uint32_t *packet_ends = byte_ends + MAX(n, NETDEV_MAX_BURST);
     const uint32_t *ends = byte_ends;   /* In the meter's units. */
+    bool counted = false;               /* Is 'packet_ends' filled in? */
     struct edt_reservation r;
     struct dp_packet *packet;
     uint32_t bytes = 0;
@@ -226,7 +265,7 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
         byte_ends[i] = bytes;
     }
     if (OVS_UNLIKELY(p->limits.fair)
-        && stamp_late(batch, p, meter_id, now_ns)) {
+        && stamp_late(chains, batch, p, meter_id, now_ns)) {
         *result = (struct edt_stamp_result) {
             .n_packets = n,
             .n_bytes = bytes,
@@ -236,6 +275,7 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
     }
     if (p->limits.per_packet || OVS_UNLIKELY(tso_enabled)) {
         count_packets(batch, tso_enabled, packet_ends);
+        counted = true;
     }
     if (p->limits.per_packet) {
         ends = packet_ends;
@@ -251,24 +291,28 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
         admitted = edt_meter_reserve(meter, p, now_ns, ends, admitted, &r);
     }
     uint32_t kept_bytes = admitted ? byte_ends[admitted - 1] : 0;
+    struct chain_step step = chain_step_init(chains, meter_id, false);
 
     for (size_t i = 0; i < admitted; i++) {
-        struct edt_stamp *stamp = &batch->packets[i]->md.edt;
+        const uint32_t passed = chain_step_next(&step, batch->packets[i]);
+        struct pkt_metadata *md = &batch->packets[i]->md;
+        struct edt_stamp *stamp = &md->edt;
         uint64_t edt_ns = edt_reservation_edt_ns(&r, p, now_ns,
                                                  i ? ends[i - 1] : 0);
 
-        if (!stamp->edt_ns) {
-            stamp->first_meter = meter_id;
+        if (!md->edt_valid) {
+            md->edt_valid = true;
             stamp->edt_ns = edt_ns;
             stamp->gap_ns = p->gap_ns;
-            stamp->late = 0;
-        } else if (edt_ns > stamp->edt_ns) {
-            stamp->edt_ns = edt_ns;
-            stamp->gap_ns = p->gap_ns;
+            stamp->flags = EDT_PROMISED;
+        } else {
+            if (edt_ns > stamp->edt_ns) {
+                stamp->edt_ns = edt_ns;
+                stamp->gap_ns = p->gap_ns;
+            }
+            stamp->flags |= EDT_PROMISED;
         }
-        if (OVS_LIKELY(!(stamp->late & EDT_LATE_LAST))) {
-            stamp->last_meter = meter_id;
-        }
+        stamp->chain = passed;
     }
 
     result->n_packets = n;
@@ -278,7 +322,9 @@ edt_stamp_batch(struct edt_chain *chain, struct edt_meter *meter,
 
     if (OVS_UNLIKELY(admitted < n)) {
         /* Meters before this one may count either. */
-        count_packets(batch, tso_enabled, packet_ends);
+        if (!counted) {
+            count_packets(batch, tso_enabled, packet_ends);
+        }
 
         uint32_t kept_packets = admitted ? packet_ends[admitted - 1] : 0;
         const struct edt_amount kept = { kept_bytes, kept_packets };

@@ -24,6 +24,7 @@
 
 struct dp_packet;
 struct dp_packet_batch;
+struct edt_chains;
 struct nlattr;
 
 /* Meters that stamp packets
@@ -32,7 +33,8 @@ struct nlattr;
  * A packet that passes a meter that shapes gets the meter's EDT or, if it has
  * a later one from another meter, keeps that (consolidation by maximum:
  * Carousel, SIGCOMM 2017, section 5.1.1).  The stamp is in the packet's
- * metadata, see struct edt_stamp in "packets.h".
+ * metadata, see struct edt_stamp in "packets.h".  It also says which meters
+ * the packet has passed ("edt-chains.h").
  *
  * A packet that has to wait for a meter for longer than the meter's threshold
  * is marked with CE if its sender supports that ("shaper-ecn.h").  That says
@@ -43,8 +45,8 @@ struct nlattr;
  * ones.  The datapath keeps a 'struct edt_chain' while it executes a list of
  * actions, so that a reservation can be taken back.
  *
- * Fair meters ("edt-late.h") only leave their ids in stamps, and are not in
- * chains.  What one of them drops, when the packet has waited, has consumed
+ * Fair meters ("edt-late.h") are only noted in stamps, and are not in struct
+ * edt_chain.  What one of them drops, when the packet has waited, has consumed
  * nothing of the other fair one, but the time that meters that are not fair
  * have given it is lost: copies of the packet may have left, so that nobody
  * can tell whether it is theirs to give back. */
@@ -84,10 +86,11 @@ struct edt_stamp_result {
     uint64_t n_dropped_bytes;
 };
 
-void edt_stamp_batch(struct edt_chain *, struct edt_meter *,
-                     const struct edt_params *, uint32_t meter_id,
-                     struct dp_packet_batch *, uint32_t room,
-                     uint64_t now_ns, struct edt_stamp_result *);
+void edt_stamp_batch(struct edt_chains *, struct edt_chain *,
+                     struct edt_meter *, const struct edt_params *,
+                     uint32_t meter_id, struct dp_packet_batch *,
+                     uint32_t room, uint64_t now_ns,
+                     struct edt_stamp_result *);
 uint32_t edt_stamp_n_segments(struct dp_packet *);
 
 #endif /* edt-stamp.h */

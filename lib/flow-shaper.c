@@ -47,13 +47,6 @@ COVERAGE_DEFINE(flowbundler_drop_removed);
 COVERAGE_DEFINE(flowbundler_drop_segment);
 COVERAGE_DEFINE(flowbundler_ecn_marked);
 
-#ifdef DPDK_NETDEV
-/* pkt_metadata_init() writes to the cache line that the stamp is on anyway. */
-BUILD_ASSERT_DECL(offsetof(struct dp_packet, md.edt) / CACHE_LINE_SIZE
-                  == (offsetof(struct dp_packet, md.tunnel.ip_dst)
-                      / CACHE_LINE_SIZE));
-#endif
-
 /* Lag that a pace catches up on while packets wait for it.  Longer ones than
  * this are not polls that came late but a thread that stood still. */
 #define MAX_CATCH_UP_NS UINT64_C(10000000)
@@ -197,7 +190,8 @@ enum flow_state {
 OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
     /* Written for each packet. */
     struct shaper_node node;
-    enum flow_state state;
+    uint8_t state;                  /* enum flow_state. */
+    bool in_use;
     uint8_t head_idx;               /* In 'head'. */
     uint8_t tail_idx;               /* One past the last in 'tail'. */
     uint16_t level;                 /* In the wheel. */
@@ -215,12 +209,13 @@ OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
     uint16_t class_idx;
     uint16_t port;                  /* That its first packet was received at,
                                      * if it holds any. */
-    bool in_use;
+    uint32_t first_meter;           /* Of its chain, or EDT_CHAIN_NONE. */
     uint32_t gap_ns;
     uint64_t idle_since_ns;
 
-    /* If 'key.late': its meters reserve time for its next packets, its turn,
-     * when its last turn is over ("edt-late.h"). */
+    /* If 'key.late': its fair meters reserve time for its next packets, its
+     * turn, when its last turn is over ("edt-late.h"). */
+    uint32_t late_meters[EDT_CHAINS_LATE];
     uint32_t n_bytes;               /* Held (also without an EDT). */
     uint32_t turn_bytes;            /* Left of its turn. */
     bool in_turn;                   /* Has a part of it left? */
@@ -268,6 +263,7 @@ struct flow_shaper {
     struct shaper_config *config;
     struct mltw *wheel;
     struct shaper_thread *thread;   /* NULL while detached. */
+    const struct edt_chains *chains; /* That keys of FIFOs name. */
     struct flow_shaper *line;       /* Where packets are delayed, or NULL. */
     struct flow_queue **buckets;    /* See bucket(). */
     uint32_t bucket_mask;
@@ -603,6 +599,8 @@ static struct flow_queue *
 flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
             uint32_t hash, uint16_t class_idx)
 {
+    struct edt_chain_ends ends;
+
     while (OVS_UNLIKELY(s->n_flows >= s->config->max_flows)) {
         if (ovs_list_is_empty(&s->idle_flows)) {
             return NULL;
@@ -625,6 +623,9 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     q->state = FLOW_IDLE;
     q->n_packets = 0;
     q->key = *key;
+    edt_chains_get(s->chains, key->chain, &ends);
+    q->first_meter = ends.first_meter;
+    memcpy(q->late_meters, ends.late_meters, sizeof q->late_meters);
     q->hash = hash;
     q->class_idx = class_idx;
     q->gap_ns = 0;
@@ -648,7 +649,7 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
 static inline bool
 flow_is_unstamped(const struct flow_queue *q)
 {
-    return q->key.first_meter == UINT32_MAX;
+    return q->key.chain == EDT_CHAIN_NONE;
 }
 
 /* May another FIFO begin to hold packets, the first of them received at
@@ -810,7 +811,7 @@ held_uncount(struct flow_shaper *s, struct flow_queue *q,
     if (s->thread) {
         shaper_thread_uncount(s->thread, held_pool(held), held->source, 1,
                               held_bytes(held));
-        shaper_thread_uncount_meter(s->thread, q->key.first_meter, 1);
+        shaper_thread_uncount_meter(s->thread, q->first_meter, 1);
     }
 }
 
@@ -947,6 +948,7 @@ flow_shaper_create(const struct shaper_config *config,
     shaper_flow_key_init();
     s->config = shaper_config_ref(config);
     s->thread = thread;
+    s->chains = thread->chains;
     s->core_id = core_id;
     s->wheel = wheel_create(s, now_ns);
     ovs_list_init(&s->active_classes);
@@ -990,8 +992,8 @@ turn_init(const struct flow_queue *q, struct edt_turn *turn, uint64_t now_ns)
     const struct held_packet *head = flow_head(q);
     int i = q->head_idx;
 
-    turn->first_meter = q->key.first_meter;
-    turn->last_meter = q->key.last_meter;
+    turn->first_meter = q->late_meters[0];
+    turn->last_meter = q->late_meters[1];
     turn->late = q->key.late;
     turn->tentative = false;
     turn->gap_ns = q->gap_ns;
@@ -1409,14 +1411,13 @@ line_put(struct flow_shaper *s, struct dp_packet *packet,
 {
     struct edt_stamp *stamp = &packet->md.edt;
 
-    if (!stamp->edt_ns) {
-        /* As the key of a FIFO has it for packets without a meter. */
-        stamp->first_meter = UINT32_MAX;
-        stamp->last_meter = source.port;
+    if (!packet->md.edt_valid) {
+        stamp->chain = EDT_CHAIN_NONE;
         stamp->gap_ns = 0;
+        packet->md.edt_valid = true;
     }
     stamp->edt_ns = when_ns;
-    stamp->late = 0;
+    stamp->flags = 0;
     if (!s->closing) {
         stamp->edt_ns += shaper_delay_ns(&s->config->delay, packet, when_ns);
     }
@@ -1437,7 +1438,7 @@ line_has_room(const struct flow_shaper *s, const struct dp_packet *packet,
         *cause = SHAPER_DROP_BACKLOG;
         return false;
     }
-    if (!packet->md.edt.edt_ns
+    if (!packet->md.edt_valid
         && !shaper_thread_room(s->thread,
                                shaper_thread_pool(s->thread, packet),
                                source.port)) {
@@ -1452,10 +1453,8 @@ line_has_room(const struct flow_shaper *s, const struct dp_packet *packet,
 static void
 line_clamp_edt(struct dp_packet *packet, uint64_t now_ns)
 {
-    struct edt_stamp *stamp = &packet->md.edt;
-
-    if (stamp->edt_ns && stamp->edt_ns < now_ns) {
-        stamp->edt_ns = now_ns;
+    if (packet->md.edt_valid && packet->md.edt.edt_ns < now_ns) {
+        packet->md.edt.edt_ns = now_ns;
     }
 }
 
@@ -1486,20 +1485,11 @@ flow_append(struct flow_shaper *s, struct flow_queue *q,
     held->edt_ns = edt_ns;
     held->source = source;
     held->info = info;
-    shaper_thread_count_meter(s->thread, q->key.first_meter, 1);
+    shaper_thread_count_meter(s->thread, q->first_meter, 1);
     if (q->state == FLOW_IDLE) {
         flow_becomes_busy(s, q, source.port);
         flow_schedule_head(s, q, edt_ns, now_ns);
     }
-}
-
-/* Has a meter asked for room for packets with 'key', which are stamped?  Fair
- * meters do not: they give no time before a packet is to leave. */
-static inline bool
-key_is_admitted(const struct shaper_flow_key *key)
-{
-    return !key->late || (key->late != (EDT_LATE_FIRST | EDT_LATE_LAST)
-                          && key->first_meter != key->last_meter);
 }
 
 /* Holds 'packet', which was received at 'source' and is that of 'a' or a part
@@ -1524,7 +1514,9 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
     }
 
     uint8_t pool = shaper_thread_pool(s->thread, packet);
-    bool admitted = stamped && key_is_admitted(&a->key);
+    /* Fair meters do not ask for room: they give no time before a packet is to
+     * leave. */
+    bool admitted = stamped && packet->md.edt.flags & EDT_PROMISED;
 
     if (OVS_UNLIKELY(s->config->is_line) && q && q->n_packets) {
         /* In order, and so not before its predecessor. */
@@ -1547,8 +1539,7 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
     } else if (OVS_UNLIKELY(q->key.late) && !flow_may_hold(q, bytes)) {
         cause = SHAPER_DROP_MAX_DELAY;
         edt_late_count_drop(&s->thread->meters,
-                            q->key.late & EDT_LATE_FIRST
-                            ? q->key.first_meter : q->key.last_meter, bytes);
+                            q->late_meters[0], bytes);
     } else {
         if (!s->n_held) {
             /* Nothing was polled for while nothing was held. */
@@ -1606,12 +1597,12 @@ shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
         DP_PACKET_BATCH_FOR_EACH (j, seg, &batches[i]) {
             uint64_t edt_ns = stamp.edt_ns;
 
-            if (!stamp.late) {
+            if (!(stamp.flags & EDT_LATE)) {
                 edt_ns += bytes_before * stamp.gap_ns / EDT_MTU_BYTES;
             }
 
             pkt_metadata_init(&seg->md, ODPP_NONE);
-            seg->md.edt = stamp;
+            pkt_metadata_set_edt(&seg->md, &stamp);
             bytes_before += dp_packet_size(seg);
             shaper_hold(s, a, seg, source, edt_ns, true, q, now_ns);
             q = q ? q : flow_find(s, &a->key, a->hash);
@@ -1627,7 +1618,7 @@ arrival_hold(struct flow_shaper *s, const struct arrival *a,
              struct dp_packet *packet, struct shaper_source source,
              struct flow_queue *q, bool tso_enabled, uint64_t now_ns)
 {
-    const uint64_t edt_ns = packet->md.edt.edt_ns;
+    const uint64_t edt_ns = pkt_metadata_edt_ns(&packet->md);
 
     if (OVS_UNLIKELY(tso_enabled) && edt_ns && shaper_is_tso(packet)) {
         shaper_hold_segments(s, a, packet, source, q, now_ns);
@@ -1644,8 +1635,8 @@ arrival_key(const struct dp_packet *packet, struct shaper_source source,
             struct shaper_flow_key *key)
 {
     shaper_flow_key_extract(packet, key);
-    if (!packet->md.edt.edt_ns) {
-        key->last_meter = source.port;
+    if (key->chain == EDT_CHAIN_NONE) {
+        key->port = source.port;
     }
 }
 
@@ -1712,10 +1703,11 @@ arrival_init(struct flow_shaper *s, struct arrival *a,
              const struct dp_packet *packet, struct shaper_source source,
              bool tso_enabled, uint64_t now_ns)
 {
-    const uint64_t edt_ns = packet->md.edt.edt_ns;
+    const uint64_t edt_ns = pkt_metadata_edt_ns(&packet->md);
 
     a->class_idx = config_class(s->config, packet->md.skb_priority);
-    a->must_wait = edt_ns > now_ns || (edt_ns && packet->md.edt.late);
+    a->must_wait = edt_ns > now_ns || (edt_ns
+                                         && packet->md.edt.flags & EDT_LATE);
     a->goes_ahead = false;
     if (s->config->paced) {
         const struct shaper_class *class = &s->classes[a->class_idx];
@@ -1800,7 +1792,7 @@ bulk_hold(struct flow_shaper *s, struct bulk *bulk, struct flow_queue *q,
     const struct edt_stamp *stamp = &packet->md.edt;
 
     if (OVS_UNLIKELY(bulk->n >= bulk->room || packet->source == DPBUF_AFXDP
-                     || stamp->late
+                     || stamp->flags & EDT_LATE
                      || shaper_packet_mempool(packet) != bulk->mempool
                      || source.port != bulk->source.port
                      || source.rxq != bulk->source.rxq
@@ -1896,7 +1888,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
             }
             if ((q && q->n_packets) || (a->must_wait && !s->closing)) {
                 if (OVS_UNLIKELY(!q || !s->n_held || tso_enabled
-                                 || !packet->md.edt.edt_ns
+                                 || !packet->md.edt_valid
                                  || !bulk_hold(s, &bulk, q, packet, sources[i],
                                                now_ns))) {
                     bulk_end(s, &bulk);
@@ -2173,7 +2165,7 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     }
     counter_add(&q->tx_packets, 1);
     counter_add(&q->tx_bytes, bytes);
-    shaper_thread_uncount_meter(s->thread, q->key.first_meter, 1);
+    shaper_thread_uncount_meter(s->thread, q->first_meter, 1);
 
     if (OVS_UNLIKELY(d->sources)) {
         drain_to_line(d, head, MAX(edt_ns, head->edt_ns));
@@ -2759,10 +2751,10 @@ account_cb(struct flow_shaper *s OVS_UNUSED, struct flow_queue *q,
     struct account_aux *aux = aux_;
 
     if (aux->count) {
-        shaper_thread_count_meter(aux->thread, q->key.first_meter,
+        shaper_thread_count_meter(aux->thread, q->first_meter,
                                   q->n_packets);
     } else {
-        shaper_thread_uncount_meter(aux->thread, q->key.first_meter,
+        shaper_thread_uncount_meter(aux->thread, q->first_meter,
                                     q->n_packets);
     }
     for (struct packet_chunk *c = q->n_packets ? q->head : NULL; c;
@@ -2879,7 +2871,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
             held_set_pool(&held, s->thread);
             shaper_thread_count(s->thread, held_pool(&held), held.source, 1,
                                 held_bytes(&held));
-            shaper_thread_count_meter(s->thread, to->key.first_meter, 1);
+            shaper_thread_count_meter(s->thread, to->first_meter, 1);
             s->n_held++;
             s->held_bytes += held_bytes(&held);
             if (!held_is_stamped(&held)) {
@@ -3027,6 +3019,10 @@ flow_shaper_get_busiest(const struct flow_shaper *s,
                 flows[pos] = flows[pos - 1];
             }
             flows[pos].key = q->key;
+            flows[pos].n_meters
+                = edt_chains_meters(s->chains, q->key.chain,
+                                    flows[pos].meters,
+                                    ARRAY_SIZE(flows[pos].meters));
             flows[pos].gap_ns = q->gap_ns;
             flows[pos].backlog = q->n_packets;
             flows[pos].tx_packets = counter_get(&q->tx_packets);

@@ -48,7 +48,7 @@ struct dp_packet_batch;
  *  * Never early: a packet with an EDT does not leave before it.
  *
  *  * In order: packets of one FIFO leave in the order in which they came.  Two
- *    packets share a FIFO only if they passed the same first and last meter
+ *    packets share a FIFO only if they passed the same meters
  *    (or came from the same port, if none) and have the same destination and
  *    output queue ("shaper-flow-key.h"), so departure times rise along a
  *    FIFO and no packet waits for that of another flow.  FIFOs are found by
@@ -191,8 +191,12 @@ struct shaper_class_stats {
     uint64_t drops;
 };
 
+#define SHAPER_SHOWN_METERS 8
+
 struct shaper_flow_stats {
     struct shaper_flow_key key;
+    uint32_t meters[SHAPER_SHOWN_METERS]; /* Of its chain, the first ones. */
+    size_t n_meters;                /* In its chain, 0 if that has gone. */
     uint32_t gap_ns;                /* Of an MTU at the deciding rate. */
     uint32_t backlog;
     uint64_t tx_packets;

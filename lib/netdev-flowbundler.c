@@ -1107,7 +1107,7 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
 
         fb_choose_receiver(fb);
         DP_PACKET_BATCH_REFILL_FOR_EACH (i, size, packet, batch) {
-            if (!packet->md.edt.edt_ns && !delayed) {
+            if (!packet->md.edt_valid && !delayed) {
                 sources[dp_packet_batch_size(batch)] = sources[i];
                 dp_packet_batch_add(batch, packet);
             } else if (fb->n_handed_off >= MAX_HANDED_OFF) {
@@ -1133,19 +1133,23 @@ netdev_flowbundler_hand_off(const struct netdev *netdev,
 /* ovs-appctl flowbundler/show. */
 
 static void
-format_flow_key(struct ds *s, const struct shaper_flow_key *key)
+format_flow_key(struct ds *s, const struct shaper_flow_stats *f)
 {
+    const struct shaper_flow_key *key = &f->key;
     uint16_t addr_type = key->addr_type & ~SHAPER_ADDR_AHEAD;
 
     ds_put_cstr(s, "meters=");
-    if (key->first_meter == UINT32_MAX) {
-        ds_put_cstr(s, "none");
-    } else {
-        shaper_rx_format_id(s, key->first_meter);
-        if (key->first_meter != key->last_meter) {
+    if (!f->n_meters) {
+        ds_put_cstr(s, key->chain == EDT_CHAIN_NONE ? "none" : "gone");
+    }
+    for (size_t i = 0; i < MIN(f->n_meters, ARRAY_SIZE(f->meters)); i++) {
+        if (i) {
             ds_put_char(s, ',');
-            shaper_rx_format_id(s, key->last_meter);
         }
+        shaper_rx_format_id(s, f->meters[i]);
+    }
+    if (f->n_meters > ARRAY_SIZE(f->meters)) {
+        ds_put_cstr(s, ",...");
     }
     ds_put_format(s, " queue=%"PRIu32" dst=", key->queue_id);
     if (addr_type == SHAPER_ADDR_IPV4) {
@@ -1306,7 +1310,7 @@ flow_to_json(const struct shaper_flow_stats *f)
     struct json *object = json_object_create();
     struct ds key = DS_EMPTY_INITIALIZER;
 
-    format_flow_key(&key, &f->key);
+    format_flow_key(&key, f);
     json_object_put(object, "flow",
                     json_string_create_nocopy(ds_steal_cstr(&key)));
     json_object_put(object, "rate_bps",
@@ -1424,7 +1428,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         n = flow_shaper_get_busiest(shaper, flows, SHOW_FLOWS);
         for (size_t i = 0; i < n; i++) {
             ds_put_cstr(s, "    flow: ");
-            format_flow_key(s, &flows[i].key);
+            format_flow_key(s, &flows[i]);
             ds_put_format(s, " rate=%llu backlog=%"PRIu32" sent %"PRIu64
                           " packets, %"PRIu64" bytes\n",
                           flows[i].gap_ns ? EDT_MTU_BYTES * 8000000000ULL

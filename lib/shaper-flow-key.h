@@ -20,6 +20,8 @@
 #include <stdint.h>
 
 #include "dp-packet.h"
+#include "edt-chains.h"
+#include "edt-late.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
 #include "packets.h"
@@ -27,13 +29,14 @@
 /* Identity of the FIFO in which a packet waits
  * ============================================
  *
- * Packets that passed the same first and last meter, have the same destination
- * and leave through the same output queue wait in one FIFO ("flow-shaper.h").
+ * Packets that passed the same meters ("edt-chains.h"), have the same
+ * destination and leave through the same output queue wait in one FIFO
+ * ("flow-shaper.h").
  * The destination is that of the outermost IP header or, without one, the
  * destination MAC address; packets that have neither are all alike.  Those
  * that have passed no meter share a FIFO only if one port has received them.
  *
- * If one of the two meters is fair ("edt-late.h"), it is not just the
+ * If one of the meters is fair ("edt-late.h"), it is not just the
  * destination but the whole flow: addresses, protocol and ports, the latter 0
  * for fragments.  Flows of IPv6 are told apart by a hash of 128 bits that only
  * this process can compute.
@@ -68,11 +71,12 @@ BUILD_ASSERT_DECL(sizeof(struct shaper_flow_ipv4) == 16);
 struct shaper_flow_key {
     union {
         struct {
-            uint32_t first_meter;   /* UINT32_MAX if no meter: */
-            uint32_t last_meter;    /* then the port of reception. */
+            uint32_t chain;         /* Of meters.  EDT_CHAIN_NONE if there is
+                                     * none: */
+            uint32_t port;          /* then that of reception, otherwise 0. */
             uint32_t queue_id;
             uint16_t addr_type;     /* enum shaper_addr_type. */
-            uint16_t late;          /* EDT_LATE_*. */
+            uint16_t late;          /* EDT_LATE_FIRST, EDT_LATE_LAST. */
             union {
                 uint64_t addr[2];   /* Network byte order, zero padded. */
                 struct shaper_flow_ipv4 ipv4;
@@ -109,7 +113,8 @@ shaper_flow_key_pack__(uint32_t first, uint32_t second)
 
 /* Fills '*key' with the identity of the FIFO for 'packet'.  Reads no further
  * than 'packet' goes: what is truncated is identified by what comes before.
- * shaper_flow_key_init() must have been called. */
+ * The caller sets 'key->port' if there is no chain.  shaper_flow_key_init()
+ * must have been called. */
 static inline void
 shaper_flow_key_extract(const struct dp_packet *packet,
                         struct shaper_flow_key *key)
@@ -117,13 +122,11 @@ shaper_flow_key_extract(const struct dp_packet *packet,
     const struct edt_stamp *stamp = &packet->md.edt;
     const struct eth_header *eth = dp_packet_data(packet);
 
-    key->words[0] = stamp->edt_ns
-                    ? shaper_flow_key_pack__(stamp->first_meter,
-                                             stamp->last_meter)
-                    : UINT64_MAX;
-    if (OVS_UNLIKELY(stamp->edt_ns && stamp->late)) {
+    key->words[0] = shaper_flow_key_pack__(packet->md.edt_valid
+                                           ? stamp->chain : EDT_CHAIN_NONE, 0);
+    if (OVS_UNLIKELY(packet->md.edt_valid && stamp->flags & EDT_LATE)) {
         key->queue_id = packet->md.skb_priority;
-        key->late = stamp->late;
+        key->late = stamp->flags & EDT_LATE;
         shaper_flow_key_set_flow__(key, packet);
     } else if (OVS_LIKELY(dp_packet_size(packet)
                           >= ETH_HEADER_LEN + IP_HEADER_LEN

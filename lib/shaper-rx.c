@@ -20,6 +20,8 @@
 
 #include "coverage.h"
 #include "dp-packet.h"
+#include "edt-chains.h"
+#include "edt-late.h"
 #include "edt-meter.h"
 #include "edt-stamp.h"
 #include "netdev-provider.h"
@@ -61,6 +63,7 @@ struct shaper_rx {
 
     struct ovs_list node;           /* In 'all_rx'. */
     struct netdev *netdev;
+    struct edt_chains *chains;
     uint64_t values[5];             /* In force, by enum rx_key. */
     char *error;                    /* What was refused, or NULL. */
 
@@ -160,7 +163,7 @@ rx_has_keys(const struct smap *cfg)
 }
 
 static struct shaper_rx *
-rx_create(struct netdev *netdev)
+rx_create(struct edt_chains *chains, struct netdev *netdev)
 {
     static atomic_count next_id = ATOMIC_COUNT_INIT(SHAPER_RX_MIN_ID);
     struct shaper_rx *rx = xzalloc_cacheline(sizeof *rx);
@@ -168,6 +171,7 @@ rx_create(struct netdev *netdev)
     ovsrcu_init(&rx->params, xzalloc(sizeof(struct shaper_rx_params)));
     rx->id = atomic_count_inc(&next_id);
     rx->netdev = netdev_ref(netdev);
+    rx->chains = chains;
     for (size_t i = 0; i < RX_N_KEYS; i++) {
         rx->values[i] = rx_keys[i].def;
     }
@@ -190,6 +194,7 @@ shaper_rx_destroy(struct shaper_rx *rx)
         ovs_mutex_lock(&all_rx_mutex);
         ovs_list_remove(&rx->node);
         ovs_mutex_unlock(&all_rx_mutex);
+        edt_chains_remove(rx->chains, rx->id);
         edt_meter_destroy(&rx->meter);
         free(ovsrcu_get_protected(struct shaper_rx_params *, &rx->params));
         netdev_close(rx->netdev);
@@ -231,13 +236,14 @@ rx_apply(struct shaper_rx *rx, const uint64_t *values)
 }
 
 /* Brings 'rx', the shaping of what is received from 'netdev' (NULL if there
- * has been none), in line with 'cfg', other_config of its Interface.  Returns
+ * has been none), in line with 'cfg', other_config of its Interface.  'chains'
+ * are those of the port's datapath, which must outlive it.  Returns
  * what the port has from now on: 'rx', if that is not NULL.  If 'cfg' is not
  * allowed, nothing changes but the status, and there is a message in the log.
  * The caller owns the result. */
 struct shaper_rx *
-shaper_rx_update(struct shaper_rx *rx, struct netdev *netdev,
-                 const struct smap *cfg)
+shaper_rx_update(struct shaper_rx *rx, struct edt_chains *chains,
+                 struct netdev *netdev, const struct smap *cfg)
 {
     uint64_t values[RX_N_KEYS];
     char *error;
@@ -246,7 +252,7 @@ shaper_rx_update(struct shaper_rx *rx, struct netdev *netdev,
         return NULL;
     }
 
-    rx = rx ? rx : rx_create(netdev);
+    rx = rx ? rx : rx_create(chains, netdev);
     error = rx_parse(cfg, values);
     ovs_mutex_lock(&all_rx_mutex);
     if (!error && memcmp(values, rx->values, sizeof values)) {
@@ -289,11 +295,11 @@ rx_stamp_now(const struct shaper_rx *rx, struct dp_packet_batch *batch,
             dp_packet_delete(packet);
             continue;
         }
-        packet->md.edt = (struct edt_stamp) {
+        pkt_metadata_set_edt(&packet->md, &(struct edt_stamp) {
             .edt_ns = now_ns,
-            .first_meter = rx->id,
-            .last_meter = rx->id,
-        };
+            .chain = rx->id,
+            .flags = EDT_PROMISED,
+        });
         dp_packet_batch_add(batch, packet);
     }
 }
@@ -328,8 +334,8 @@ shaper_rx_stamp(struct shaper_rx *rx, struct dp_packet_batch *batch,
     if (edt) {
         struct edt_chain chain = { .n = 0 };
 
-        edt_stamp_batch(&chain, &rx->meter, edt, rx->id, batch, room, now_ns,
-                        &result);
+        edt_stamp_batch(thread->chains, &chain, &rx->meter, edt, rx->id, batch,
+                        room, now_ns, &result);
     } else {
         rx_stamp_now(rx, batch, room, now_ns, &result);
     }

@@ -26,6 +26,7 @@
 
 struct dp_packet_batch;
 struct ds;
+struct edt_chains;
 struct json;
 struct netdev;
 struct smap;
@@ -62,7 +63,8 @@ struct sset;
 
 struct shaper_rx;
 
-struct shaper_rx *shaper_rx_update(struct shaper_rx *, struct netdev *,
+struct shaper_rx *shaper_rx_update(struct shaper_rx *, struct edt_chains *,
+                                   struct netdev *,
                                    const struct smap *other_config);
 void shaper_rx_destroy(struct shaper_rx *);
 

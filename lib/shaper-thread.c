@@ -214,12 +214,15 @@ shaper_thread_admit(struct shaper_thread *thread,
     uint32_t left, mine;
 
     if (dp_packet_batch_is_empty(batch)
-        || (first->md.edt.edt_ns && !first->md.edt.late)) {
+        || (first->md.edt_valid && first->md.edt.flags & EDT_PROMISED)) {
         /* There is nothing, or a meter has asked already. */
         return UINT32_MAX;
     }
-    if (first->md.edt.edt_ns) {
-        meter_id = first->md.edt.first_meter;
+    if (first->md.edt_valid) {
+        struct edt_chain_ends ends;
+
+        edt_chains_get(thread->chains, first->md.edt.chain, &ends);
+        meter_id = ends.first_meter;
     }
     /* Segments are made in the heap. */
     pool = &thread->pools[find_pool(thread, (shaper_is_tso(first) ? NULL

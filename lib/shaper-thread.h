@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "dp-packet.h"
+#include "edt-chains.h"
 #include "edt-late.h"
 #include "openvswitch/compiler.h"
 #include "openvswitch/util.h"
@@ -91,6 +92,8 @@ struct shaper_left {
 
 struct shaper_thread {
     struct edt_finder meters;       /* Set by the owner; for fair meters. */
+    struct edt_chains *chains;      /* Set by the owner: of meters that packets
+                                     * have passed. */
     uint64_t *bytes_by_rxq;
     uint32_t n_rxqs;                /* Elements in 'bytes_by_rxq'. */
     uint32_t n_meters;              /* Elements in 'held_by_meter'. */

@@ -39,8 +39,7 @@
 #include "util.h"
 
 /* Meters and queue of all packets here. */
-#define FIRST_METER 3
-#define LAST_METER 8
+#define CHAIN 38
 #define QUEUE 5
 
 static const char *model_context = "";
@@ -194,12 +193,12 @@ check_key(const struct packet_model_input *input,
 {
     uint8_t addr[16] = { 0 };
 
-    if (key->addr_type != ident->type || key->first_meter != FIRST_METER
-        || key->last_meter != LAST_METER || key->queue_id != QUEUE
+    if (key->addr_type != ident->type || key->chain != CHAIN
+        || key->port || key->queue_id != QUEUE
         || key->late != (late ? EDT_LATE_FIRST : 0)) {
-        model_fail(input, "meters %"PRIu32", %"PRIu32", queue %"PRIu32
-                   ", late %u, type %u, not %d", key->first_meter,
-                   key->last_meter, key->queue_id, key->late, key->addr_type,
+        model_fail(input, "chain %"PRIu32", port %"PRIu32", queue %"PRIu32
+                   ", late %u, type %u, not %d", key->chain,
+                   key->port, key->queue_id, key->late, key->addr_type,
                    ident->type);
     }
     if (ident->type == SHAPER_FLOW_IPV6) {
@@ -330,12 +329,11 @@ packet_place(struct dp_packet *packet, const struct packet_model_input *input,
     packet->packet_type = input->packet_type;
     pkt_metadata_init(&packet->md, ODPP_NONE);
     packet->md.skb_priority = QUEUE;
-    packet->md.edt = (struct edt_stamp) {
+    pkt_metadata_set_edt(&packet->md, &(struct edt_stamp) {
         .edt_ns = 1,
-        .first_meter = FIRST_METER,
-        .last_meter = LAST_METER,
-        .late = late ? EDT_LATE_FIRST : 0,
-    };
+        .chain = CHAIN,
+        .flags = late ? EDT_LATE_FIRST : EDT_PROMISED,
+    });
     if (placement == AT_START) {
         packet->l2_5_ofs = 1;
         packet->l3_ofs = input->size;

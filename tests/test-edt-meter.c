@@ -33,6 +33,7 @@
 
 #include "dpdk.h"
 #include "dp-packet.h"
+#include "edt-chains.h"
 #include "fb-test.h"
 #include "netlink.h"
 #include "odp-util.h"
@@ -791,6 +792,21 @@ actions_init(struct ofpbuf *actions, size_t n)
     return actions->data;
 }
 
+/* What stamps name. */
+static struct edt_chains *chains;
+
+/* Returns the chain of what has passed 'n' meters in run_meters(). */
+static uint32_t
+chain_of(size_t n)
+{
+    uint32_t chain = EDT_CHAIN_NONE;
+
+    for (size_t i = 0; i < n; i++) {
+        chain = edt_chains_next(chains, chain, 10 + i, false);
+    }
+    return chain;
+}
+
 /* Makes 'batch' pass the meters. */
 static void
 run_meters(struct fixture *meters, size_t n, struct nlattr *actions,
@@ -802,8 +818,8 @@ run_meters(struct fixture *meters, size_t n, struct nlattr *actions,
 
     for (size_t i = 0; i < n; i++) {
         edt_chain_begin(&chain, a, batch);
-        edt_stamp_batch(&chain, &meters[i].meter, meters[i].p, 10 + i, batch,
-                        UINT32_MAX, now_ns, &results[i]);
+        edt_stamp_batch(chains, &chain, &meters[i].meter, meters[i].p, 10 + i,
+                        batch, UINT32_MAX, now_ns, &results[i]);
         edt_chain_end(&chain, a, batch);
         a = nl_attr_next(a);
     }
@@ -892,12 +908,11 @@ test_chain(void)
                     }
                 }
                 CHECK(stamp->edt_ns == edt_ns && stamp->gap_ns == gap_ns
-                      && stamp->first_meter == 10
-                      && stamp->last_meter == 10 + n_meters - 1,
-                      "stamped with EDT %"PRIu64", gap %"PRIu32", meters "
-                      "%"PRIu32" to %"PRIu32" rather than %"PRIu64", %"PRIu32,
-                      stamp->edt_ns, stamp->gap_ns, stamp->first_meter,
-                      stamp->last_meter, edt_ns, gap_ns);
+                      && stamp->chain == chain_of(n_meters),
+                      "stamped with EDT %"PRIu64", gap %"PRIu32", chain "
+                      "%"PRIu32" rather than %"PRIu64", %"PRIu32", %"PRIu32,
+                      stamp->edt_ns, stamp->gap_ns, stamp->chain,
+                      edt_ns, gap_ns, chain_of(n_meters));
             }
             dp_packet_delete_batch(&batch, true);
             now_ns += choose_log(100000000);
@@ -995,7 +1010,7 @@ test_large_batch(void)
                 n = large ? N : MIN(N - j, MAX_N);
                 dp_packet_batch_reset(&batch);
                 dp_packet_batch_add_array(&batch, &packets[j], n);
-                edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch,
+                edt_stamp_batch(chains, &chain, &f.meter, f.p, 1, &batch,
                                 UINT32_MAX, now_ns, &result);
                 n_dropped[large] += result.n_dropped;
                 CHECK(result.n_packets == n && result.n_bytes == n * MTU
@@ -1015,7 +1030,7 @@ test_large_batch(void)
                     CHECK(stamp->edt_ns >= stamps[k].edt_ns - N / MAX_N - 1
                           && stamp->edt_ns <= stamps[k].edt_ns
                           && stamp->gap_ns == stamps[k].gap_ns
-                          && stamp->late == stamps[k].late,
+                          && stamp->flags == stamps[k].flags,
                           "packet %"PRIuSIZE": %"PRIu64", not %"PRIu64, k,
                           stamp->edt_ns, stamps[k].edt_ns);
                 }
@@ -1073,8 +1088,8 @@ test_ecn(void)
                 dp_packet_batch_add(&batch, packet);
             }
             chain.n = 0;
-            edt_stamp_batch(&chain, &f.meter, f.p, 1, &batch, UINT32_MAX,
-                            now_ns, &result);
+            edt_stamp_batch(chains, &chain, &f.meter, f.p, 1, &batch,
+                            UINT32_MAX, now_ns, &result);
             DP_PACKET_BATCH_FOR_EACH (k, packet, &batch) {
                 const uint8_t *data = dp_packet_data(packet);
                 int64_t wait_ns = packet->md.edt.edt_ns - now_ns;
@@ -2013,5 +2028,6 @@ static const struct test tests[] = {
 int
 main(int argc, char *argv[])
 {
+    chains = edt_chains_create(EDT_CHAINS_MAX);
     return run_tests(argc, argv, tests, ARRAY_SIZE(tests));
 }

@@ -151,14 +151,53 @@ granularity_ns(const struct mltw_config *wheel, uint64_t gap_ns)
 
 /* Packets. */
 
+/* What their stamps name. */
+static struct edt_chains *chains;
+
+static struct shaper_thread *
+thread_create(void)
+{
+    struct shaper_thread *thread = shaper_thread_create();
+
+    thread->chains = chains;
+    return thread;
+}
+
+/* Returns the chain of 'meters'. */
+static uint32_t
+chain_of(const uint32_t meters[3])
+{
+    uint32_t chain = EDT_CHAIN_NONE;
+
+    for (int i = 0; i < 3 && meters[0] != EDT_CHAIN_NONE; i++) {
+        chain = edt_chains_next(chains, chain, meters[i], false);
+    }
+    return chain;
+}
+
+/* Gives 'packet', one that has passed a meter that is not fair, 'edt_ns',
+ * unless that is 0. */
+static void
+set_edt(struct dp_packet *packet, uint64_t edt_ns, uint32_t gap_ns,
+        uint32_t chain)
+{
+    packet->md.edt = (struct edt_stamp) {
+        .edt_ns = edt_ns,
+        .chain = chain,
+        .gap_ns = gap_ns,
+        .flags = EDT_PROMISED,
+    };
+    packet->md.edt_valid = edt_ns != 0;
+}
+
 enum dest_type { DEST_ETH, DEST_IPV4, DEST_IPV6, N_DEST_TYPES };
 
 #define MIN_PACKET 80
 
 /* Everything by which FIFOs are told apart. */
 struct flow_id {
-    uint32_t first_meter;       /* UINT32_MAX: no stamp... */
-    uint32_t last_meter;        /* ...then where its packets are received. */
+    uint32_t meters[3];         /* The first is EDT_CHAIN_NONE: no stamp. */
+    uint32_t port;              /* Then where its packets are received. */
     uint32_t queue_id;
     enum dest_type dest_type;
     uint32_t dest;
@@ -221,11 +260,7 @@ packet_create(const struct flow_id *id, uint64_t edt_ns, uint32_t gap_ns,
 
     pkt_metadata_init(&packet->md, ODPP_NONE);
     packet->md.skb_priority = id->queue_id;
-    packet->md.edt.edt_ns = edt_ns;
-    packet->md.edt.gap_ns = gap_ns;
-    packet->md.edt.late = 0;
-    packet->md.edt.first_meter = id->first_meter;
-    packet->md.edt.last_meter = id->last_meter;
+    set_edt(packet, edt_ns, gap_ns, chain_of(id->meters));
     return packet;
 }
 
@@ -350,9 +385,9 @@ fifo_append(struct fifo *f, uint32_t number)
 static bool
 flow_id_same_fifo(const struct flow_id *a, const struct flow_id *b)
 {
-    return (a->first_meter == b->first_meter && a->last_meter == b->last_meter
-            && a->queue_id == b->queue_id && a->dest_type == b->dest_type
-            && a->dest == b->dest);
+    return (!memcmp(a->meters, b->meters, sizeof a->meters)
+            && a->port == b->port && a->queue_id == b->queue_id
+            && a->dest_type == b->dest_type && a->dest == b->dest);
 }
 
 /* Adds a flow with a random identity that no other flow of 'w' has. */
@@ -366,10 +401,10 @@ world_add_flow(struct world *w, bool stamped, uint32_t queue_id)
     memset(f, 0, sizeof *f);
     do {
         f->id = (struct flow_id) {
-            .first_meter = stamped ? choose(4) : UINT32_MAX,
-            .last_meter = (stamped ? choose(16)
-                           : choose(20) ? choose(MAX_SOURCES - 1)
-                           : SHAPER_NO_SOURCE),
+            .meters = { stamped ? choose(4) : EDT_CHAIN_NONE,
+                        stamped ? choose(4) : 0, stamped ? choose(4) : 0 },
+            .port = (stamped ? 0 : choose(20) ? choose(MAX_SOURCES - 1)
+                     : SHAPER_NO_SOURCE),
             .queue_id = queue_id,
             .dest_type = choose(N_DEST_TYPES),
             .dest = choose(16),
@@ -392,7 +427,7 @@ world_init(struct world *w, const struct options *o)
     memset(w, 0, sizeof *w);
     w->options = *o;
     w->config = config_create(o);
-    w->thread = shaper_thread_create();
+    w->thread = thread_create();
     w->now_ns = START_NS + choose(1 << 20);
     w->s = flow_shaper_create(w->config, w->thread, 3, w->now_ns);
 }
@@ -647,7 +682,7 @@ world_packet(struct world *w, struct fifo *f, uint64_t edt_ns, uint32_t size,
         .edt_ns = edt_ns ? edt_ns : w->now_ns,
         .flow = f - w->flows,
         .size = size,
-        .source = f->stamped ? source : f->id.last_meter,
+        .source = f->stamped ? source : f->id.port,
         .stamped = edt_ns != 0,
     };
     return packet_create(&f->id, edt_ns, f->gap_ns, size, n_records++);
@@ -980,7 +1015,7 @@ world_set_options(struct world *w, const struct options *o)
 static void
 world_change_thread(struct world *w)
 {
-    struct shaper_thread *thread = shaper_thread_create();
+    struct shaper_thread *thread = thread_create();
 
     flow_shaper_detach(w->s);
     shaper_thread_destroy(w->thread);
@@ -1419,18 +1454,16 @@ fill(struct world *w, uint16_t source, uint32_t max)
     for (n = 0; n <= max; n++) {
         struct flow_id id = w->flows[n % w->n_flows].id;
         struct dp_packet_batch batch;
-        struct edt_stamp *stamp;
 
-        id.first_meter = 100 + source;
+        id.meters[0] = 100 + source;
         dp_packet_batch_init_packet(&batch, packet_create(
             &id, w->now_ns + 1000 + n, 1000, MIN_PACKET, n));
-        stamp = &batch.packets[0]->md.edt;
-        stamp->edt_ns = 0;
-        if (!shaper_thread_admit(w->thread, &batch, from, id.first_meter)) {
+        batch.packets[0]->md.edt_valid = false;
+        if (!shaper_thread_admit(w->thread, &batch, from, id.meters[0])) {
             dp_packet_delete_batch(&batch, true);
             break;
         }
-        stamp->edt_ns = w->now_ns + 1000 + n;
+        batch.packets[0]->md.edt_valid = true;
         flow_shaper_enqueue(w->s, &batch, &from, w->now_ns);
         CHECK(dp_packet_batch_is_empty(&batch), "packet passes");
     }
@@ -1508,7 +1541,7 @@ test_budget(void)
             world_add_flow(&w, true, 0);
         }
         for (unsigned int i = 1; i < n_threads; i++) {
-            threads[i] = shaper_thread_create();
+            threads[i] = thread_create();
         }
         for (uint32_t source = 0; source < 4; source++) {
             /* mine < budget - held - mine - mine */
@@ -1528,7 +1561,7 @@ test_budget(void)
         /* Another shaper of the same thread shares the budget, and has it to
          * itself once the first one has gone to another thread. */
         struct flow_shaper *first = w.s;
-        struct shaper_thread *other = shaper_thread_create();
+        struct shaper_thread *other = thread_create();
         uint32_t rest = HEAP_BUDGET / 2 > held ? HEAP_BUDGET / 2 - held : 0;
 
         w.s = flow_shaper_create(w.config, w.thread, 3, w.now_ns);
@@ -1570,7 +1603,7 @@ test_meters_share(void)
 
     world_init(&w, &o);
     for (int i = 0; i < N_THREADS; i++) {
-        threads[i] = shaper_thread_create();    /* They only want a share. */
+        threads[i] = thread_create();    /* They only want a share. */
     }
     for (int m = 0; m <= N_FLOODS; m++) {
         struct edt_limits limits = { .rate = rate_bps, .max_delay_us = 50000 };
@@ -1601,8 +1634,8 @@ test_meters_share(void)
             }
             offered[m] += n;
             room = shaper_thread_admit(w.thread, &batch, source, m);
-            edt_stamp_batch(&chain, &meters[m], p, m, &batch, room, w.now_ns,
-                            &result);
+            edt_stamp_batch(chains, &chain, &meters[m], p, m, &batch, room,
+                            w.now_ns, &result);
 
             struct shaper_source sources[NETDEV_MAX_BURST];
 
@@ -1660,7 +1693,7 @@ test_queue_moves(void)
     struct dp_packet *packet = dp_packet_new(MTU);
 
     for (int t = 0; t < N_THREADS; t++) {
-        threads[t] = shaper_thread_create();
+        threads[t] = thread_create();
         CHECK(!shaper_thread_pool(threads[t], packet), "more than one pool");
     }
     dp_packet_delete(packet);
@@ -1740,9 +1773,9 @@ test_bypass(void)
     for (int i = 0; i < 2; i++) {
         world_offer_one(&w, world_add_flow(&w, true, 0), w.now_ns, MTU, 1);
         world_offer_one(&w, world_add_flow(&w, true, 0), 1, MTU, 1);
-        unstamped->id.last_meter = 1;
+        unstamped->id.port = 1;
         world_offer_one(&w, unstamped, 0, MTU, 1);
-        unstamped->id.last_meter = SHAPER_NO_SOURCE;
+        unstamped->id.port = SHAPER_NO_SOURCE;
         world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
         CHECK(w.counters[SHAPER_BYPASSED] == 4 * (i + 1), "not bypassed");
         if (!i) {
@@ -1771,16 +1804,16 @@ test_bypass(void)
     unstamped = world_add_flow(&w, false, 0);
     world_offer_one(&w, stamped, w.now_ns - 5, MTU, 1);
     CHECK(w.n_held == 1, "not held");
-    unstamped->id.last_meter = SHAPER_NO_SOURCE;
+    unstamped->id.port = SHAPER_NO_SOURCE;
     world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
     CHECK(w.n_held == 1, "held");
-    unstamped->id.last_meter = 1;
+    unstamped->id.port = 1;
     world_offer_one(&w, unstamped, 0, MTU, 1);
     CHECK(w.n_held == 2, "not held");
     world_run_dry(&w);
     world_offer_one(&w, stamped, w.now_ns + 1, MTU, 1);
     world_offer_one(&w, stamped, w.now_ns + 1, MTU, 1);
-    unstamped->id.last_meter = SHAPER_NO_SOURCE;
+    unstamped->id.port = SHAPER_NO_SOURCE;
     world_offer_one(&w, unstamped, 0, MTU, SHAPER_NO_SOURCE);
     CHECK(w.n_held == 2, "held");
     world_run_dry(&w);
@@ -1911,15 +1944,10 @@ test_key(void)
         }
         pkt_metadata_init(&packet.md, ODPP_NONE);
         expected_key(data, size, &expected);
-        if (choose(2)) {
-            packet.md.edt.edt_ns = 1;
-            packet.md.edt.late = 0;
-            packet.md.edt.first_meter = expected.first_meter = choose(100);
-            packet.md.edt.last_meter = expected.last_meter = choose(100);
-        } else {
-            packet.md.edt.first_meter = packet.md.edt.last_meter = choose(100);
-            expected.first_meter = expected.last_meter = UINT32_MAX;
-        }
+        bool stamped = choose(2);
+
+        set_edt(&packet, stamped, choose(100), choose(100));
+        expected.chain = stamped ? packet.md.edt.chain : EDT_CHAIN_NONE;
         memset(&key, 0xcc, sizeof key);
         shaper_flow_key_extract(&packet, &key);
         CHECK(!memcmp(&key, &expected, sizeof key), "packet of %"PRIuSIZE
@@ -1971,11 +1999,19 @@ test_garbage(void)
             random_bytes(dp_packet_put_uninit(packet, size), size);
             pkt_metadata_init(&packet->md, ODPP_NONE);
             packet->md.skb_priority = random_uint32();
-            packet->md.edt.edt_ns = choose(10) ? w.now_ns + choose(100000) : 0;
-            packet->md.edt.gap_ns = random_uint32();
-            packet->md.edt.first_meter = random_uint32();
-            packet->md.edt.last_meter = random_uint32();
-            packet->md.edt.late = choose(2) ? choose(4) : 0;
+            set_edt(packet, choose(10) ? w.now_ns + choose(100000) : 0,
+                    random_uint32(), random_uint32());
+            if (choose(2)) {
+                packet->md.edt.flags = choose(8);
+            }
+            if (choose(2)) {
+                /* One that is known, of up to two meters that are fair. */
+                packet->md.edt.chain = edt_chains_next(
+                    chains, choose(2) ? EDT_CHAIN_NONE
+                            : edt_chains_next(chains, EDT_CHAIN_NONE,
+                                              choose(8), choose(2)),
+                    choose(8), choose(2));
+            }
             sources[j] = test_source(random_uint16());
             dp_packet_batch_add(&batch, packet);
         }
@@ -2410,10 +2446,7 @@ test_overload(void)
 
                 memset(dp_packet_put_uninit(packet, 64), 0, 64);
                 pkt_metadata_init(&packet->md, ODPP_NONE);
-                packet->md.edt.edt_ns = w.now_ns;
-                packet->md.edt.gap_ns = 1000;
-                packet->md.edt.late = 0;
-                packet->md.edt.first_meter = packet->md.edt.last_meter = j % 3;
+                set_edt(packet, w.now_ns, 1000, j % 3);
                 sources[j] = test_source(1);
                 dp_packet_batch_add(&batch, packet);
             }
@@ -2780,8 +2813,7 @@ test_bad_tso(void)
         /* Without a segment size it is an ordinary packet, or a bad one. */
         bool bad = !good && shaper_is_tso(packet);
         pkt_metadata_init(&packet->md, ODPP_NONE);
-        packet->md.edt.edt_ns = w.now_ns + MS;
-        packet->md.edt.gap_ns = 1000;
+        set_edt(packet, w.now_ns + MS, 1000, 1);
         dp_packet_batch_init_packet(&batch, packet);
         flow_shaper_enqueue(w.s, &batch, &source, w.now_ns);
         dp_packet_delete_batch(&batch, true);
@@ -2832,5 +2864,6 @@ static const struct test tests[] = {
 int
 main(int argc, char *argv[])
 {
+    chains = edt_chains_create(EDT_CHAINS_MAX);
     return run_tests(argc, argv, tests, ARRAY_SIZE(tests));
 }

@@ -403,10 +403,14 @@ bed_packet(enum sender sender, uint32_t dst, uint32_t size, uint64_t edt_ns)
     }
     data[size - 4] = sender;
     pkt_metadata_init(&packet->md, ODPP_NONE);
-    packet->md.edt.edt_ns = edt_ns;
-    packet->md.edt.gap_ns = 1000;
-    packet->md.edt.first_meter = packet->md.edt.last_meter = edt_ns ? 1 : 0;
-    packet->md.edt.late = 0;
+    if (edt_ns) {
+        pkt_metadata_set_edt(&packet->md, &(struct edt_stamp) {
+            .edt_ns = edt_ns,
+            .chain = 1,
+            .gap_ns = 1000,
+            .flags = EDT_PROMISED,
+        });
+    }
     return packet;
 }
 
@@ -419,7 +423,7 @@ bed_sent(struct bed *b, struct dp_packet_batch *batch)
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
         uint32_t size = dp_packet_size(packet);
         uint8_t sender = ((uint8_t *) dp_packet_data(packet))[size - 4];
-        uint64_t edt_ns = packet->md.edt.edt_ns;
+        uint64_t edt_ns = pkt_metadata_edt_ns(&packet->md);
 
         CHECK(edt_ns <= b->now_ns, "leaves %"PRIu64" ns early",
               edt_ns - b->now_ns);

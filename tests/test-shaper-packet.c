@@ -407,8 +407,10 @@ get_key(const struct flow_ipv6 *flow, struct shaper_flow_key *key)
     dp_packet_put(&packet, flow->addr, sizeof flow->addr);
     dp_packet_put(&packet, &flow->ports, sizeof flow->ports);
     pkt_metadata_init(&packet.md, u32_to_odp(1));
-    packet.md.edt.edt_ns = 1;
-    packet.md.edt.late = EDT_LATE_FIRST;
+    pkt_metadata_set_edt(&packet.md, &(struct edt_stamp) {
+        .edt_ns = 1,
+        .flags = EDT_LATE_FIRST,
+    });
     shaper_flow_key_extract(&packet, key);
     dp_packet_uninit(&packet);
 }

@@ -306,7 +306,7 @@ def test_a_port_goes_while_it_is_recorded(probe_testbed: Testbed) -> None:
     ("-1", "port: '-1' is not allowed"),
     ("", "port: '' is not allowed"),
     ("PORT,colour=red", "'colour' is not a key: file, records, queues, flow, "
-                        "edt_offset, burst_wait_ns and mode are"),
+                        "edt_offset, edt_valid_offset, burst_wait_ns and mode are"),
     ("PORT,records", "'records' is not allowed: KEY=VALUE"),
     ("PORT,records=5", "records: '5' is not allowed: a number from 1024 to 268435456"),
     ("PORT,records=-1024", "records: '-1024' is not allowed"),

@@ -387,9 +387,11 @@ shaper_packet_init(const struct run *run, unsigned int i)
     data[14] = 0x45;
     memcpy(data + 30, &dst, sizeof dst);
     pkt_metadata_init(&packet->md, ODPP_NONE);
-    packet->md.edt.gap_ns = run->senders[i % run->n_flows].gap_ns;
-    packet->md.edt.first_meter = i % run->n_flows;
-    packet->md.edt.last_meter = i % run->n_flows;
+    pkt_metadata_set_edt(&packet->md, &(struct edt_stamp) {
+        .chain = i % run->n_flows,
+        .gap_ns = run->senders[i % run->n_flows].gap_ns,
+        .flags = EDT_PROMISED,
+    });
 }
 
 /* Puts the next packet of a flow into the scheduler. */
@@ -416,7 +418,7 @@ run_enqueue_shaper(struct run *run, struct dp_packet_batch *batch)
     uint16_t rxq = 1 + run->n_offered++ % 16;
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        uint32_t flow_no = packet->md.edt.first_meter;
+        uint32_t flow_no = packet->md.edt.chain;
         struct sender *sender = &run->senders[flow_no];
 
         packet->md.edt.edt_ns = sender->edt_ns;

@@ -26,8 +26,10 @@
 int
 main(void)
 {
-    printf("{\"edt_offset\": %zu, \"meter_offset\": %zu}\n",
+    printf("{\"edt_offset\": %zu, \"edt_valid_offset\": %zu, "
+           "\"chain_offset\": %zu}\n",
            offsetof(struct dp_packet, md.edt.edt_ns),
-           offsetof(struct dp_packet, md.edt.last_meter));
+           offsetof(struct dp_packet, md.edt_valid),
+           offsetof(struct dp_packet, md.edt.chain));
     return 0;
 }

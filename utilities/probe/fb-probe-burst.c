@@ -99,6 +99,7 @@ write_records(struct fb_probe_ring *ring, struct rte_mbuf **packets,
             rte_prefetch0(rte_pktmbuf_mtod(packets[i], void *));
         }
         if (edt) {
+            rte_prefetch0((char *) packets[i] + ring->edt_valid_offset);
             rte_prefetch0((char *) packets[i] + ring->edt_offset);
         }
     }
@@ -113,8 +114,12 @@ write_records(struct fb_probe_ring *ring, struct rte_mbuf **packets,
         r->record.bytes = RTE_MIN(m->pkt_len, (uint32_t) UINT16_MAX);
         r->record.position = i;
         if (edt) {
-            memcpy(&r->edt_ns, (const char *) m + ring->edt_offset,
-                   sizeof r->edt_ns);
+            r->edt_ns = 0;
+            if (!ring->edt_valid_offset
+                || ((const char *) m)[ring->edt_valid_offset]) {
+                memcpy(&r->edt_ns, (const char *) m + ring->edt_offset,
+                       sizeof r->edt_ns);
+            }
         }
     }
 }

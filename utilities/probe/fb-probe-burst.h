@@ -34,6 +34,7 @@ struct fb_probe_ring {
     uint64_t wait_tsc;
     uint32_t flow_offset;
     uint32_t edt_offset;
+    uint32_t edt_valid_offset;
     enum fb_probe_flow flow;
     bool edt;
     bool wrap;

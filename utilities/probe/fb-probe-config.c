@@ -165,6 +165,9 @@ parse_item(const char *key, const char *value,
         config->edt = true;
         return parse_u32(key, value, MAX_MBUF_OFFSET - 8,
                          &config->edt_offset, error);
+    } else if (!strcmp(key, "edt_valid_offset")) {
+        return parse_u32(key, value, MAX_MBUF_OFFSET - 1,
+                         &config->edt_valid_offset, error);
     } else if (!strcmp(key, "burst_wait_ns")) {
         return parse_u32(key, value, MAX_BURST_WAIT_NS,
                          &config->burst_wait_ns, error);
@@ -172,7 +175,8 @@ parse_item(const char *key, const char *value,
         return parse_mode(value, config, error);
     }
     fb_probe_error(error, "'%.24s' is not a key: file, records, queues, flow, "
-                   "edt_offset, burst_wait_ns and mode are", key);
+                   "edt_offset, edt_valid_offset, burst_wait_ns and mode are",
+                   key);
     return false;
 }
 

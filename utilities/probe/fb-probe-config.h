@@ -35,6 +35,8 @@ struct fb_probe_config {
     uint32_t flow_offset;
     bool edt;                       /* Read an EDT at 'edt_offset'? */
     uint32_t edt_offset;
+    uint32_t edt_valid_offset;      /* Byte that is 0 if there is none; 0: there
+                                     * always is one. */
     uint32_t burst_wait_ns;
     bool wrap;
 };

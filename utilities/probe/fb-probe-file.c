@@ -124,6 +124,7 @@ fb_probe_file_create(struct fb_probe_file *file, const char *name,
             .flow_offset = c->flow_offset,
             .edt = c->edt,
             .edt_offset = c->edt_offset,
+            .edt_valid_offset = c->edt_valid_offset,
             .wrap = c->wrap,
             .full = !c->records,
         };

@@ -109,9 +109,9 @@ def parameters(*, edt: bool = False, flow: str = "dst", burst_wait_ns: int = 0,
     """The plug-in's parameters."""
     values: dict[str, object] = {"records": records, "mode": "wrap" if wrap else "stop",
                                  "burst_wait_ns": burst_wait_ns, "queues": queues}
-    values["flow"] = f"mbuf:{offsets()['meter_offset']}" if flow == "meter" else flow
+    values["flow"] = f"mbuf:{offsets()['chain_offset']}" if flow == "meter" else flow
     if edt:
-        values["edt_offset"] = offsets()["edt_offset"]
+        values |= {key: offsets()[key] for key in ("edt_offset", "edt_valid_offset")}
     if file is not None:
         if {",", ";"} & set(str(file)):
             raise ProbeError(f"file: '{file}' is not allowed: a path without , and ;")
@@ -143,8 +143,8 @@ def status(ovs: Ovs, port: str) -> dict[str, Any]:
 class Probe:
     """Records what leaves an OVS port of type dpdk while a ``with`` block runs.
 
-    `flow` is ``dst``, ``src``, ``offset:N``, ``mbuf:N``, or ``meter``: the datapath's
-    id of the last meter that stamped the packet.  `edt` records departure times
+    `flow` is ``dst``, ``src``, ``offset:N``, ``mbuf:N``, or ``meter``: the
+    id of the chain of meters that stamped the packet.  `edt` records departure times
     that meters have assigned.  `burst_wait_ns` makes each transmission take so much
     longer, as a NIC's doorbell would.  `records` is the room for each of
     `queues` tx queues (default: those the port has): packets that come when it
