@@ -41,23 +41,23 @@ def test_flooded_links_stay_up(testbed: Testbed) -> None:
 #: Of the port that is flooded, and what may go ahead of it for each who sends ARP, and of all.
 OUT_RATE, PART, ALL_PARTS = 40 * MBIT, 0.01, 0.1
 RECORD_S = 2.0
-#: Receiving ports that are flooded with ARP: more than have a part.
+#: Receiving ports that are flooded with ARP or discovery: more than have a part.
 ARP_PORTS = 12
 LENGTH = 1000
 
 
 def test_nobody_gets_ahead_by_forging(testbed: Testbed) -> None:
-    """ARP has 1 % more than its turns, LACP and BFD of others have their turns."""
+    """Who asks for addresses has 1 % more than his turns, who sends LACP or BFD his turns."""
     bed = testbed
     out = bed.recorder("out")
     bed.ovs.set_qos("out", "flowbundler", max_rate=OUT_RATE)
-    arps = ["arp-small", *(f"arp{i}" for i in range(1, ARP_PORTS))]
-    others = ["plain", "lacp", "bfd"]
+    arps = ["arp-small", "nd", *(f"arp{i}" for i in range(2, ARP_PORTS))]
+    others = ["plain", "lacp", "bfd", "nd-from-afar"]
     # Frames of a sender have a length of their own.
     lengths = {name: LENGTH + i for i, name in enumerate([*others, *arps])} | {"arp-small": 60}
     flows = []
     for name, length in lengths.items():
-        kind = "arp" if name in arps else name
+        kind = "arp" if name.startswith("arp") else name
         frame = forged(kind, "01:80:c2:00:00:02" if kind == "lacp" else "02:fb:00:02:00:01")
         path = bed.dir / f"{name}.pcap"
         write_frames(path, [frame.ljust(length, b"\0")])
