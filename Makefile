@@ -37,18 +37,20 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
 	check-upstream-changed check-matrix check-full check-links soak rounds fuzz bench \
-	bench-quick bench-mininet bench-tools peers install debian13 sid clean root
+	bench-quick bench-mininet bench-tools peers quick compile-commands install debian13 sid clean root
 
 all: ovs
 
 help:
 	@echo 'make           install packages, build OVS with our shaper into $(B)/'
 	@echo 'make venv      the Python environment of the controller and the tests'
+	@echo 'make compile-commands  compile_commands.json, for editors'
 	@echo 'make probe     the plug-in for DPDK that records departures'
 	@echo 'make vm        what sends and counts in tests of reconfiguration'
 	@echo 'make guest     QEMU and what it boots, for the tests with virtual machines (root)'
 	@echo 'make mininet   mininet, for its tests and to try it (root): docs/mininet.md'
 	@echo 'make demo      show it: tenants, rates and real traffic (root)'
+	@echo 'make quick     what a change needs first, in two minutes (FILES=)'
 	@echo 'make check     run all our tests (root)'
 	@echo 'make check-sanitizers  with AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make check-clang  let clang check our code, above all its locks'
@@ -72,6 +74,11 @@ help:
 
 deps:
 	@utilities/install-deps
+
+# For editors and clang's tools: how each file is compiled.
+compile-commands: all
+	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/utilities/compile-commands.mk FB=$(CURDIR) \
+		fb-compile-commands >compile_commands.json
 
 # OVS's makefiles know their own dependencies: they are always asked, and it
 # takes them seconds to find that there is nothing to do.
@@ -117,6 +124,10 @@ PYTEST = $(FB_VENV)/bin/python -m pytest $(if $(NO_SKIP),--no-skip)
 # there is one list of results.
 check: root all venv probe vm guest mininet peers
 	@$(PYTEST) tests
+
+# What a change needs first, in two minutes at most; FILES= if not what git says.
+quick: all venv
+	@$(FB_VENV)/bin/python utilities/quick $(FILES)
 
 # Instrumented, each in a tree of its own, with -O1, so that what is in error is
 # still there: with AddressSanitizer and UBSan the C programs and our autotests, and
