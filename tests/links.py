@@ -75,7 +75,7 @@ MEMBERS = tuple(f"{name}-{end}{i}" for name in BONDS for end in ENDS for i in "0
 
 #: What happens within so long of each other has one cause.
 SAME_TIME_S = 1.0
-#: Of ten minutes, or twenty seconds, in so many the machine may have been at fault.
+#: In what part of the minutes the machine may have been at fault.
 MOST_DISTURBED = 0.2
 #: Where VMs, hosts and what floods send to.
 VM_MAC = "02:fb:00:02:00:01"
@@ -441,6 +441,7 @@ class Links:
             time.sleep(0.2)
             self._look()
         seen.downs = sorted(self._downs + downs(self._log.lines()), key=lambda d: d.time_s)
+        self._downs, self._log = [], Log(self.ovs)
         if not seen.flaps and (dead := self.not_up()):
             raise LinkError(f"not up in the end: {dead}")
         return seen
