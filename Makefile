@@ -36,7 +36,7 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
-	check-upstream-changed check-matrix check-full check-links soak rounds fuzz bench \
+	check-upstream-changed check-matrix check-full check-links soak rounds durable fuzz bench \
 	bench-quick bench-mininet bench-tools peers quick compile-commands install debian13 sid clean root
 
 all: ovs
@@ -61,6 +61,7 @@ help:
 	@echo 'make check-links  links that are flooded for ten minutes (MINUTES=10 SEED=)'
 	@echo 'make soak      random changes under traffic, every packet counted (MINUTES=30 SEED=)'
 	@echo 'make rounds    guests that go as their ports do (ROUNDS=50 SEED=)'
+	@echo 'make durable   the controller and its database killed, 50 times'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
 	@echo 'make bench     run all benchmarks, 1.5 hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-mininet  what links of mininet reach, TCLink beside them (root)'
@@ -202,8 +203,12 @@ check-upstream: root all
 check-upstream-changed: root all
 	@utilities/upstream-check $(CHANGED:%=-k %)
 
+# The controller and its database killed right after a confirmed change.
+durable: root all venv
+	@FB_ROUNDS=50 $(PYTEST) tests/test_controller_store.py -k killed
+
 check-full: PYTEST += --full
-check-full: check check-sanitizers check-clang check-upstream rounds check-links
+check-full: check check-sanitizers check-clang check-upstream rounds check-links durable
 
 # Longer than "make check" does it: docs/testing.md.  The library is built
 # before, with the compiler that it is always built with.
@@ -246,7 +251,7 @@ install: all
 	install -m 755 utilities/fb-venv utilities/fb-sandbox utilities/mininet-tenants \
 		$(TOOLS:%=utilities/%) $(DATA)/utilities
 	find controller utilities/flowbundler_mininet.py utilities/fbmininet \
-		$(MININET_USES:%=utilities/fbtest/%.py) -name '*.py' \
+		$(MININET_USES:%=utilities/fbtest/%.py) \( -name '*.py' -o -name '*.ovsschema' \) \
 		-exec install -D -m 644 {} $(DATA)/{} \;
 	for tool in $(TOOLS); do \
 		printf '#!/bin/sh\nexec %s/%s "$$@"\n' \

@@ -47,7 +47,20 @@ def _import(name: str) -> Any:
     return importlib.import_module(f"{NAME}.{name}")
 
 
+def fit_ovs() -> None:
+    """Give the ovs package what Ryu 4.34's OVSDB client (ryu.lib.ovs) takes from it."""
+    import ovs.db.idl
+
+    def uuid_to_row(atom: Any, base: Any) -> Any:
+        value = base.ref_table.rows.get(atom) if base.ref_table else atom
+        return str(value.uuid) if isinstance(value, ovs.db.idl.Row) else value
+
+    if not hasattr(ovs.db.idl, "_uuid_to_row"):
+        ovs.db.idl._uuid_to_row = uuid_to_row
+
+
 fit_eventlet()
+fit_ovs()
 cfg = _import("cfg")
 hub = _import("lib.hub")
 app_manager = _import("base.app_manager")

@@ -11,7 +11,7 @@ from typing import Any
 
 import framework
 from fbrates import metrics, origin
-from fbrates.rest import MAX_BODY, Api, RequestError, Response, too_large
+from fbrates.rest import MAX_BODY, MAX_FILE, Api, RequestError, Response, too_large
 from fbrates.service import Service
 
 LOG = logging.getLogger("flowbundler")
@@ -46,7 +46,9 @@ class Front:
             method, path = environ["REQUEST_METHOD"], _path(environ)
             if path == "/metrics" and method in ("GET", "HEAD"):
                 return 200, self.metrics.render(), [("Content-Type", metrics.CONTENT_TYPE)]
-            response = self.api.handle(method, path, _read_body(environ, headers), headers)
+            body = _read_body(environ, headers, MAX_FILE if path == "/v1/apply" else MAX_BODY)
+            who = f"REST from {environ.get('REMOTE_ADDR', '?')}"
+            response = self.api.handle(method, path, body, headers, who)
         except RequestError as error:
             response = error.response
         except Exception:
@@ -91,16 +93,16 @@ def _path(environ: Mapping[str, Any]) -> str:
         raise RequestError(400, "the path is not UTF-8", "path", shown, "quoted UTF-8") from None
 
 
-def _read_body(environ: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
+def _read_body(environ: Mapping[str, Any], headers: Mapping[str, str], most: int) -> bytes:
     length_text = headers.get("Content-Length") or ""
     length = int(length_text) if length_text.isdecimal() else None
-    if length is not None and length > MAX_BODY:
-        raise too_large()
+    if length is not None and length > most:
+        raise too_large(most)
     chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
     if length is None and not chunked:
         return b""
     stream: io.BufferedIOBase = environ["wsgi.input"]
-    return bytes(stream.read(MAX_BODY + 1 if chunked else length))
+    return bytes(stream.read(most + 1 if chunked else length))
 
 
 # Ryu's own WSGI, which other Ryu applications in this process use, too.

@@ -19,8 +19,10 @@ from typing import Any
 import http_front
 import wire
 from fbrates import config, sync
+from fbrates.loader import InvalidConfig, Problem
 from fbrates.rest import Api
 from fbrates.service import Service
+from fbrates.store import Store
 from framework import DEAD_DISPATCHER, MAIN_DISPATCHER, RyuApp, hub, ofp, ofp_event, set_ev_cls
 
 CONFIG_VARIABLE = "FLOWBUNDLER_CONFIG"
@@ -36,25 +38,33 @@ class RyuRates(RyuApp):
     _CONTEXTS = http_front.CONTEXTS
 
     instance: RyuRates | None = None
+    store: Store | None = None
+    """Where the state is kept; None: nowhere, as under a ryu-manager of one's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         filename = os.environ.get(CONFIG_VARIABLE)
-        if not filename:
-            raise SystemExit(f"{CONFIG_VARIABLE} must name the file of tenants")
-        self.service = Service(lambda: config.load(filename), hub.Event, log=LOG)
+
+        def read() -> config.Config:
+            if not filename:
+                problem = Problem("", "no file of tenants is named, and the store is empty")
+                raise InvalidConfig([problem])
+            return config.load(filename)
+
+        self.service = Service(read, hub.Event, log=LOG, store=self.store, lock=hub.Semaphore(1))
         self.api = Api(self.service)
         self.connections: dict[Any, Connection] = {}
         names = os.environ.get(NAMES_VARIABLE, "").split(",")
         self.front = http_front.Front(self.api, self.service, names)
         if "wsgi" in kwargs:
             http_front.register(kwargs["wsgi"], self.front)
-        LOG.info("%s: %d rates", filename, len(self.service.rates))
+        LOG.info("%d rates", len(self.service.rates))
         # Listeners with limits, if we were started with such ones.
         self.openflow: Any = None
         self.rest: Any = None
         RyuRates.instance = self
         hub.spawn(self._tick_forever)
+        hub.spawn(self._save_forever)
 
     def _tick_forever(self) -> None:
         while True:
@@ -69,9 +79,17 @@ class RyuRates(RyuApp):
             except Exception:
                 LOG.exception("tick failed")
 
+    def _save_forever(self) -> None:
+        while True:
+            hub.sleep(TICK)
+            try:
+                self.service.save_soft()
+            except Exception:
+                LOG.exception("saving failed")
+
     def reload(self) -> None:
         """Read the file again, as SIGHUP asks."""
-        self.api.handle("POST", "/v1/reload")
+        self.api.handle("POST", "/v1/reload", who="SIGHUP")
 
     # Connections.
 

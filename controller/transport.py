@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import eventlet
+import eventlet.event
+import eventlet.patcher
 import eventlet.wsgi
+from eventlet.greenio import GreenPipe
 
 from fbrates.admission import Admission
 
@@ -156,6 +161,59 @@ def serve(
 
     while True:
         eventlet.spawn_n(begin, *listener.accept())
+
+
+class Bridge:
+    """Lets native threads set events that green threads wait for."""
+
+    def __init__(self) -> None:
+        self._set: deque[Any] = deque()
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        eventlet.spawn_n(self._run)
+
+    def event(self) -> BridgedEvent:
+        """Give an event that may be set from anywhere, and is waited for in green threads."""
+        return BridgedEvent(self)
+
+    def tell(self, event: Any) -> None:
+        """Have an event sent; from any thread."""
+        self._set.append(event)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writing, b"x")
+
+    def _run(self) -> None:
+        pipe = GreenPipe(self._reading, "rb", 0)
+        while pipe.read(1):
+            while self._set:
+                self._set.popleft().send()
+
+
+class BridgedEvent:
+    """As threading.Event; see `Bridge`."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._event = eventlet.event.Event()
+
+    def set(self) -> None:
+        """Set it, once."""
+        self._bridge.tell(self._event)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait in a green thread; False if it is not set in time."""
+        with eventlet.Timeout(timeout, False):
+            self._event.wait()
+        return bool(self._event.ready())
+
+
+def start_native_thread(function: Callable[[], None]) -> None:
+    """Run a function beside all green threads."""
+    threading = eventlet.patcher.original("threading")
+    threading.Thread(target=function, daemon=True).start()
+
+
+native_poll = eventlet.patcher.original("select").poll
 
 
 def raise_descriptor_limit() -> int:

@@ -226,6 +226,7 @@ class Controller:
                     str(self.config),
                     *("--ofp-listen", "127.0.0.1:0"),
                     *("--rest-listen", "127.0.0.1:0"),
+                    *("--state", str(self.directory / "state")),
                     *self.options,
                 ],
                 cwd=self.directory,

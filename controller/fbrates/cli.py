@@ -63,6 +63,22 @@ def parser() -> argparse.ArgumentParser:
     )
     port.add_argument("port", metavar="PORT", help="its name in the file")
     port.add_argument("rate", metavar="RATE", help="such as 10Gbps")
+    applying = commands.add_parser(
+        "apply", parents=[common], help="make what a file says the truth, after showing the changes"
+    )
+    applying.add_argument("file", metavar="FILE", help="a file of tenants (YAML), '-' for stdin")
+    going_back = commands.add_parser(
+        "rollback", parents=[common], help="make all as it was right after a change of the history"
+    )
+    going_back.add_argument("number", metavar="N", type=int)
+    for command in (applying, going_back):
+        command.add_argument("--dry-run", action="store_true", help="only show the changes")
+        command.add_argument("--yes", action="store_true", help="do not ask")
+    applying.add_argument(
+        "--force", action="store_true", help="also if many VMs are no longer in the file"
+    )
+    commands.add_parser("export", parents=[common], help="print what is wanted now as a file")
+    commands.add_parser("history", parents=[common], help="show who changed what, and when")
     commands.add_parser("ports", parents=[common], help="show shared ports: who has and uses what")
     show = commands.add_parser("show", parents=[common], help="show rates")
     show.add_argument("tenant", metavar="TENANT", nargs="?")
@@ -101,7 +117,7 @@ def request(url: str, method: str, path: str, body: Any = None) -> tuple[int, An
     except urllib.error.HTTPError as error:
         data = error.read()
         answer = _parsed(data)
-        if isinstance(answer, dict) and "applied" in answer:
+        if isinstance(answer, dict) and ("applied" in answer or "stored" in answer):
             # Accepted, and not in force.
             return error.code, answer
         raise Failure(_explain(error, data)) from None
@@ -312,6 +328,8 @@ def status(options: argparse.Namespace) -> int:
         policy = answer["unknown_sources"]
         rate = f" to {policy['rate']}" if policy["rate"] else ""
         print(f"unknown sources: {policy['policy']}{rate}")
+        for line in answer["file_differs"][:20]:
+            print(f"the file differs, and is not applied: {line}")
         if answer["closed"]:
             print(f"closed: {', '.join(answer['closed'])}")
         if answer["last_reload_error"]:
@@ -354,7 +372,76 @@ def release(options: argparse.Namespace) -> int:
     return 0
 
 
+def apply(options: argparse.Namespace) -> int:
+    """Run apply."""
+    try:
+        with open(0 if options.file == "-" else options.file, encoding="utf-8") as stream:
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"{options.file}: {error}") from None
+    return _change_all(options, "/v1/apply", {"file": text, "force": options.force})
+
+
+def rollback(options: argparse.Namespace) -> int:
+    """Run rollback."""
+    return _change_all(options, f"/v1/history/{options.number}/rollback", {})
+
+
+def _change_all(options: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
+    """Show what would change, ask, and do it."""
+    preview = request(options.url, "POST", path, {**body, "dry_run": True})[1]
+    if not options.json:
+        print("\n".join(preview["changes"]) or "nothing to change")
+    if options.dry_run or not preview["changes"]:
+        if options.json:
+            print(json.dumps(preview, indent=2))
+        return 0
+    if not options.yes:
+        print(f"make these {len(preview['changes'])} changes? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing is changed")
+            return 1
+    status, answer = request(options.url, "POST", path, body)
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    for name, switch in answer["switches"].items():
+        if not switch["applied"]:
+            what = "; ".join(switch["errors"]) or "not confirmed yet"
+            print(f"{PROGRAM}: switch {name}: {what}", file=sys.stderr)
+    return 0 if status == 200 else 1
+
+
+def export(options: argparse.Namespace) -> int:
+    """Run export."""
+    answer = request(options.url, "GET", "/v1/export")[1]
+    print(json.dumps(answer, indent=2) if options.json else answer["file"].rstrip())
+    return 0
+
+
+def history(options: argparse.Namespace) -> int:
+    """Run history."""
+    answer = request(options.url, "GET", "/v1/history")[1]
+    if options.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    rows = [
+        (
+            str(item["number"]),
+            datetime.fromtimestamp(item["time"]).isoformat(" ", "seconds"),
+            item["who"] or "-",
+            item["what"],
+        )
+        for item in answer["history"]
+    ]
+    print(table(("N", "TIME", "WHO", "WHAT"), rows))
+    return 0
+
+
 COMMANDS = {
+    "apply": apply,
+    "export": export,
+    "history": history,
+    "rollback": rollback,
     "adopt": adopt,
     "release": release,
     "set-rate": set_rate,

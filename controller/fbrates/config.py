@@ -11,7 +11,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -183,6 +183,8 @@ class Config:
     resync_interval: int = 10
     ports: dict[str, int] = field(default_factory=dict)
     """Ports that are shared: their rates in bit/s, by name."""
+    document: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What the file said, as it said it."""
 
     def shares(self) -> dict[str, Share]:
         """Who shares a port, by the VM's key."""
@@ -957,7 +959,16 @@ class _Resolver:
 
 def parse(text: str) -> Config:
     """Check a file's text; raises InvalidConfig with all that is wrong."""
-    document = loader.parse(text)
+    return check(loader.parse(text))
+
+
+def from_document(data: dict[str, Any]) -> Config:
+    """Check what a file would say; raises InvalidConfig."""
+    return check(loader.Document(data))
+
+
+def check(document: loader.Document) -> Config:
+    """Check a document; raises InvalidConfig with all that is wrong."""
     problems = list(document.problems)
     if not isinstance(document.data, dict):
         what = "the file is empty" if document.data is None else "must be a mapping"
@@ -975,7 +986,7 @@ def parse(text: str) -> Config:
         problems += resolver.problems
     if problems or config is None:
         raise InvalidConfig(sorted(problems, key=lambda problem: problem.line or 0))
-    return config
+    return replace(config, document=document.data)
 
 
 def load(filename: str) -> Config:

@@ -52,7 +52,22 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "See docs/controller.md.",
     )
     parser.add_argument(
-        "--config", required=True, metavar="FILE", help="the file of tenants (YAML)"
+        "--config",
+        metavar="FILE",
+        help="the file of tenants (YAML): it fills an empty database; else its differences are "
+        "shown, and nothing is changed",
+    )
+    parser.add_argument(
+        "--db",
+        metavar="REMOTE",
+        default="private",
+        help="the OVSDB database that has the state: unix:FILE or tcp:HOST:PORT, more with commas "
+        "between; private (the default): one of our own; none: remember nothing",
+    )
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        help="where the private database is (default /var/lib/flowbundler for root)",
     )
     parser.add_argument(
         "--ofp-listen",
@@ -96,6 +111,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     tls = (options.ofp_tls_key, options.ofp_tls_cert, options.ofp_tls_ca)
     if any(tls) and not all(tls):
         parser.error("--ofp-tls-key, --ofp-tls-cert and --ofp-tls-ca: give all three, or none")
+    if options.check and not options.config:
+        parser.error("--check needs --config")
     return options
 
 
@@ -117,12 +134,13 @@ def check(filename: str) -> Config | None:
 def main(argv: list[str] | None = None) -> int:
     """Check, or run until SIGTERM or SIGINT."""
     options = arguments(argv)
-    options.config = os.path.abspath(options.config)
+    options.config = os.path.abspath(options.config) if options.config else ""
     eventlet = None if options.check else _green()
-    parsed = check(options.config)
-    if parsed is None:
+    parsed = check(options.config) if options.config else None
+    if parsed is None and options.config:
         return 1
     if options.check:
+        assert parsed is not None
         vms = sum(len(tenant.vms) for tenant in parsed.tenants.values())
         limits = sum(1 for _ in parsed.limits())
         print(
@@ -167,6 +185,9 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
 
     import framework
     import transport
+    from fbrates import dbserver
+    from fbrates.loader import InvalidConfig
+    from fbrates.store import StoreError
 
     context = None
     if options.ofp_tls_key:
@@ -193,11 +214,30 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
         ofp, controller.datapath_connection_factory, context
     )
 
-    manager = framework.app_manager.AppManager.get_instance()
-    manager.load_apps(["ryu_rates", *options.ryu_app])
-    services = manager.instantiate_apps(**manager.create_contexts())
     import ryu_rates
 
+    database, store = None, None
+    try:
+        if options.db == "private":
+            directory = Path(options.state) if options.state else dbserver.default_directory()
+            database = dbserver.Server(directory.absolute())
+        if options.db != "none":
+            remote = database.remote if database is not None else options.db
+            store = _store(remote, transport)
+    except StoreError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        if database is not None:
+            database.close()
+        return 1
+    ryu_rates.RyuRates.store = store
+
+    manager = framework.app_manager.AppManager.get_instance()
+    manager.load_apps(["ryu_rates", *options.ryu_app])
+    try:
+        services = manager.instantiate_apps(**manager.create_contexts())
+    except (InvalidConfig, StoreError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return _end(1, store, database)
     application = ryu_rates.RyuRates.instance
     assert application is not None
     application.openflow = ofp
@@ -206,6 +246,8 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
     wsgi = manager.contexts.get("wsgi", application.front)
     log = logging.getLogger("eventlet.wsgi.server")
     eventlet.spawn(eventlet.wsgi.server, rest, wsgi, log, socket_timeout=REST_PATIENCE, debug=False)
+    if database is not None:
+        eventlet.spawn(_keep_alive, eventlet, database)
     _handle_signals(eventlet, framework.hub)
     at = [
         _show(given[0], listener.getsockname()[1])
@@ -220,9 +262,38 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
         pass
     finally:
         manager.close()
-    # Green threads that serve for ever are still there.
+    return _end(0, store, database)
+
+
+def _store(remote: str, transport: Any) -> Any:
+    from ovsdb_store import OvsdbStore
+
+    bridge = transport.Bridge()
+    return OvsdbStore(remote, bridge.event, transport.start_native_thread, transport.native_poll)
+
+
+def _keep_alive(eventlet: Any, database: Any) -> None:
+    import logging
+
+    from fbrates.store import StoreError
+
+    while True:
+        eventlet.sleep(0.5)
+        try:
+            database.revive()
+        except (OSError, StoreError) as error:
+            logging.getLogger("flowbundler").error("%s", error)
+
+
+def _end(status: int, store: Any, database: Any) -> int:
+    """End for good: green threads that serve for ever are still there."""
+    if store is not None:
+        store.close()
+    if database is not None:
+        database.close()
     sys.stdout.flush()
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _listen(

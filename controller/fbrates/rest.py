@@ -14,16 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fbrates import config, units
+from fbrates import config, loader, units
 from fbrates.changes import Changes, Wanted
 from fbrates.config import Destination, ShareError, Vm
 from fbrates.loader import InvalidConfig, plain
-from fbrates.service import Service, UnknownName
+from fbrates.service import Applied, Service, UnknownName
+from fbrates.store import StoreError
 from fbrates.sync import Waiter
 
 MAX_BODY = 65536
+MAX_FILE = 2 * loader.MAX_BYTES
+"""Bytes of a body that has a file of tenants in it."""
 CONFIRM_TIMEOUT = 2.0
 """Seconds to wait for the switches' barrier replies."""
+
+APPLY_KEYS = "file (the text of a file of tenants), dry_run, force"
 
 SHARE_KEYS = "min-rate, max-rate and weight, or some of them"
 
@@ -80,16 +85,27 @@ class Api:
         self._clock = clock
 
     def handle(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        who: str = "",
     ) -> Response:
         """Answer a request; `path` is percent-decoded and without the query.
 
-        `headers` looks names up in any case.
+        `headers` looks names up in any case; `who` asks, for the history.
         """
         try:
-            if len(body) > MAX_BODY:
-                raise too_large()
-            return self._route(method, path, body, prefers_async(headers or {}))
+            if len(body) > (most := MAX_FILE if path == "/v1/apply" else MAX_BODY):
+                raise too_large(most)
+            return self._route(method, path, body, _Asker(who, prefers_async(headers or {})))
+        except StoreError as error:
+            # Nothing has changed, or that is not known: see fbrates.store.StoreDoubt.
+            return RequestError(503, f"not stored: {error}", "database", None, "try again").response
+        except InvalidConfig as error:
+            problems = [problem.as_dict() for problem in error.problems]
+            return Response(400, {"error": problems[0], "errors": problems})
         except RequestError as error:
             return error.response
         except ShareError as error:
@@ -110,7 +126,7 @@ class Api:
                 },
             )
 
-    def _route(self, method: str, path: str, body: bytes, later: bool) -> Response:
+    def _route(self, method: str, path: str, body: bytes, asker: _Asker) -> Response:
         parts = path.strip("/").split("/")
         service = self.service
         match parts:
@@ -122,7 +138,20 @@ class Api:
                 return Response(200, service.meters_view())
             case ["v1", "reload"]:
                 self._allow(method, "POST")
-                return self._reload(body)
+                return self._reload(body, asker)
+            case ["v1", "apply"]:
+                self._allow(method, "POST")
+                return self._apply(body, asker)
+            case ["v1", "export"]:
+                self._allow(method, "GET")
+                return Response(200, {"file": self.service.export_text()})
+            case ["v1", "history"]:
+                self._allow(method, "GET")
+                entries = [entry.view() for entry in self.service.history()]
+                return Response(200, {"history": entries})
+            case ["v1", "history", number, "rollback"]:
+                self._allow(method, "POST")
+                return self._rollback(number, body, asker)
             case ["v1", "changes", number]:
                 self._allow(method, "GET")
                 return Response(200, self.changes.view(number))
@@ -132,7 +161,7 @@ class Api:
                 return Response(200, {"switch": name, "adopting": True})
             case ["v1", "closed"]:
                 self._allow(method, "GET", "DELETE")
-                return self._closed(method, body)
+                return self._closed(method, body, asker)
             case ["v1", "tenants"]:
                 self._allow(method, "GET")
                 return Response(200, {"tenants": service.tenants_view()})
@@ -148,16 +177,16 @@ class Api:
             case ["v1", "tenants", tenant, "vms", vm, "rate"]:
                 self._allow(method, "GET", "PUT")
                 names = {"tenant": tenant, "vm": vm}
-                return self._rate(method, service.vm(tenant, vm), names, body, later)
+                return self._rate(method, service.vm(tenant, vm), names, body, asker)
             case ["v1", "tenants", tenant, "vms", vm, "share"]:
                 self._allow(method, "GET", "PUT")
-                return self._share(method, service.vm(tenant, vm), body, later)
+                return self._share(method, service.vm(tenant, vm), body, asker)
             case ["v1", "ports"]:
                 self._allow(method, "GET")
                 return Response(200, {"ports": service.ports_view()})
             case ["v1", "ports", port]:
                 self._allow(method, "GET", "PUT")
-                return self._port(method, port, body, later)
+                return self._port(method, port, body, asker)
             case ["v1", "tenants", tenant, "vms", vm, "destinations", *to, "rate"] if to:
                 self._allow(method, "GET", "PUT")
                 owner = service.vm(tenant, vm)
@@ -167,7 +196,7 @@ class Api:
                     "vm": vm,
                     "destination": config.network_text(destination.network),
                 }
-                return self._rate(method, destination, names, body, later)
+                return self._rate(method, destination, names, body, asker)
             case ["v1", "tenants", tenant, "destinations", *to, "rate"] if to:
                 self._allow(method, "GET", "PUT")
                 shared = service.destination(service.tenant(tenant), _network("/".join(to)))
@@ -175,7 +204,7 @@ class Api:
                     "tenant": tenant,
                     "destination": config.network_text(shared.network),
                 }
-                return self._rate(method, shared, names, body, later)
+                return self._rate(method, shared, names, body, asker)
         raise RequestError(
             404,
             "no such path",
@@ -185,6 +214,10 @@ class Api:
                 "/v1/status",
                 "/v1/meters",
                 "/v1/reload",
+                "/v1/apply",
+                "/v1/export",
+                "/v1/history",
+                "/v1/history/{number}/rollback",
                 "/v1/changes/{number}",
                 "/v1/closed",
                 "/v1/switches/{switch}/adopt",
@@ -220,7 +253,7 @@ class Api:
         limit: Vm | Destination,
         names: dict[str, str],
         body: bytes,
-        later: bool,
+        asker: _Asker,
     ) -> Response:
         if method != "PUT":
             return Response(200, {**names, **self.service.limit_view(limit)})
@@ -234,7 +267,7 @@ class Api:
             )
         rate = parse_rate_body(body)
         started = self._clock()
-        change = self.service.set_rate(limit, rate)
+        change = self.service.set_rate(limit, rate, asker.who)
         answer: dict[str, Any] = {
             **names,
             "meter_id": change.meter,
@@ -245,7 +278,7 @@ class Api:
         }
         wanted = Wanted({change.meter}, lambda: self.service.rates.get(limit.key, -1) == rate)
         missing = "has this VM; it will get this rate"
-        return self._confirm(answer, change.waiters, started, missing, wanted, later)
+        return self._confirm(answer, change.waiters, started, missing, wanted, asker)
 
     def _confirm(
         self,
@@ -254,15 +287,15 @@ class Api:
         started: float,
         missing: str,
         wanted: Wanted,
-        later: bool,
+        asker: _Asker,
     ) -> Response:
-        """Wait for the switches, unless that is for `later`, and answer what they say.
+        """Wait for the switches, unless who asks will do so later, and answer what they say.
 
         What is not in force stays wanted, and has a place to ask at.
         """
         number = self.changes.add(answer, waiters, wanted)
         path = f"/v1/changes/{number}"
-        if later and waiters:
+        if asker.later and waiters:
             headers = {"Location": path, "Preference-Applied": "respond-async"}
             return Response(202, {**answer, "applied": False, "change": path}, headers)
         deadline = started + CONFIRM_TIMEOUT
@@ -299,12 +332,12 @@ class Api:
                 "message": "; ".join([f"not in force: {reason}", *errors]),
             },
         }
-        if later:
+        if asker.later:
             # There is no switch to wait for: the answer is known already.
             return Response(202, answer, {"Location": path})
         return Response(status, answer, {"Location": path})
 
-    def _share(self, method: str, vm: Vm, body: bytes, later: bool) -> Response:
+    def _share(self, method: str, vm: Vm, body: bytes, asker: _Asker) -> Response:
         """Answer about what a VM has of a port."""
         if vm.share is None:
             raise RequestError(
@@ -319,7 +352,7 @@ class Api:
             return Response(200, {**names, **self.service.share_view(vm)})
         values = parse_share_body(body)
         started = self._clock()
-        change = self.service.set_share(vm, **values)
+        change = self.service.set_share(vm, **values, who=asker.who)
         old, new = (
             {
                 "min-rate": units.format_rate(share.min_rate),
@@ -334,9 +367,9 @@ class Api:
             lambda: self.service.shares.get(vm.key) == change.new,
         )
         missing = "has this VM; it will get this"
-        return self._confirm(answer, change.waiters, started, missing, wanted, later)
+        return self._confirm(answer, change.waiters, started, missing, wanted, asker)
 
-    def _port(self, method: str, name: str, body: bytes, later: bool) -> Response:
+    def _port(self, method: str, name: str, body: bytes, asker: _Asker) -> Response:
         """Answer about a shared port."""
         if method != "PUT":
             return Response(200, {"port": name, **self.service.port_view(name)})
@@ -346,7 +379,7 @@ class Api:
         if rate is None:
             raise RequestError(400, "max-rate is missing", "max-rate", None, units.RATE_ALLOWED)
         started = self._clock()
-        change = self.service.set_port_rate(name, rate)
+        change = self.service.set_port_rate(name, rate, asker.who)
         answer: dict[str, Any] = {
             "port": name,
             "old_max-rate": units.format_rate(change.old),
@@ -359,34 +392,73 @@ class Api:
             if share.port == name
         }
         wanted = Wanted(numbers, lambda: self.service.port_rates.get(name) == rate)
-        return self._confirm(answer, change.waiters, started, missing, wanted, later)
+        return self._confirm(answer, change.waiters, started, missing, wanted, asker)
 
-    def _closed(self, method: str, body: bytes) -> Response:
+    def _closed(self, method: str, body: bytes, asker: _Asker) -> Response:
         """Show what is closed, or let one of it be an unknown source like any other."""
         if method == "DELETE":
             name = _object(body, ("closed",), "closed").get("closed")
             known = [str(identity) for identity in self.service.closed]
             if name not in known:
                 raise RequestError(404, "is not closed", "closed", name, known)
-            self.service.release(self.service.closed[known.index(name)])
+            self.service.release(self.service.closed[known.index(name)], asker.who)
         return Response(200, {"closed": [str(identity) for identity in self.service.closed]})
 
-    def _reload(self, body: bytes) -> Response:
-        force = False
-        if body:
-            force = _object(body, ("force",), "force").get("force", False)
-            if not isinstance(force, bool):
-                raise RequestError(400, "not a truth value", "force", force, "true or false")
-        try:
-            return Response(200, self.service.reload(force))
-        except InvalidConfig as error:
-            problems = [problem.as_dict() for problem in error.problems]
-            return Response(400, {"error": problems[0], "errors": problems})
+    def _reload(self, body: bytes, asker: _Asker) -> Response:
+        force = _flags(body, "force")["force"] if body else False
+        return Response(200, self.service.reload(force, asker.who))
+
+    def _apply(self, body: bytes, asker: _Asker) -> Response:
+        """Make what a file says the truth, or say what that would change."""
+        data = _object(body, ("file", "dry_run", "force"), APPLY_KEYS)
+        text, flags = data.pop("file", None), _truths(data, "dry_run", "force")
+        if not isinstance(text, str):
+            raise RequestError(400, "is missing, or no text", "file", text, APPLY_KEYS)
+        parsed = config.parse(text)
+        done = self.service.apply(parsed, asker.who, flags["dry_run"], flags["force"])
+        return self._applied(done, flags["dry_run"])
+
+    def _rollback(self, number: str, body: bytes, asker: _Asker) -> Response:
+        flags = _flags(body, "dry_run") if body else {"dry_run": False}
+        if not number.isdecimal() or len(number) > 18:
+            raise RequestError(400, "not a number", "change", number, "a number of the history")
+        done = self.service.rollback(int(number), asker.who, flags["dry_run"])
+        return self._applied(done, flags["dry_run"])
+
+    def _applied(self, done: Applied, dry_run: bool) -> Response:
+        """Say what a file or going back has changed, and where that is in force."""
+        deadline = self._clock() + CONFIRM_TIMEOUT
+        for waiter in done.waiters.values():
+            waiter.event.wait(max(deadline - self._clock(), 0))
+        switches = {
+            name: {"applied": waiter.applied, "errors": list(waiter.errors)}
+            for name, waiter in done.waiters.items()
+        }
+        stored = bool(done.changes) and not dry_run
+        answer: dict[str, Any] = {"changes": done.changes, "stored": stored, "switches": switches}
+        late = [name for name, item in switches.items() if not item["applied"]]
+        if not late:
+            return Response(200, answer)
+        errors = [error for item in switches.values() for error in item["errors"]]
+        answer["error"] = {
+            "field": "switch",
+            "value": ", ".join(late),
+            "allowed": "it is stored, and will be in force: GET /v1/status",
+            "message": "; ".join(["not in force everywhere", *errors]),
+        }
+        return Response(502 if errors else 504, answer)
 
 
-def too_large() -> RequestError:
+@dataclass(frozen=True)
+class _Asker:
+    who: str
+    later: bool
+    """Whether it wants to be answered before switches are."""
+
+
+def too_large(most: int = MAX_BODY) -> RequestError:
     """Give the refusal of a body that is too large."""
-    return RequestError(413, "the body is too large", "body", None, f"at most {MAX_BODY} bytes")
+    return RequestError(413, "the body is too large", "body", None, f"at most {most} bytes")
 
 
 def prefers_async(headers: Mapping[str, str]) -> bool:
@@ -448,6 +520,18 @@ def _value(data: dict[str, Any], key: str, parse: Callable[[object], int]) -> in
         return parse(data[key])
     except units.UnitError as error:
         raise RequestError(400, error.message, key, data[key], error.allowed) from None
+
+
+def _flags(body: bytes, *names: str) -> dict[str, bool]:
+    """Read a body that has truth values only."""
+    return _truths(_object(body, names, ", ".join(names)), *names)
+
+
+def _truths(data: dict[str, Any], *names: str) -> dict[str, bool]:
+    for name in names:
+        if not isinstance(data.get(name, False), bool):
+            raise RequestError(400, "not a truth value", name, data[name], "true or false")
+    return {name: data.get(name, False) for name in names}
 
 
 def parse_share_body(body: bytes) -> dict[str, int | None]:

@@ -1,8 +1,8 @@
 """All tenants and all switches: reload, live changes of rates, status.
 
-The configuration is the file's; rates, and shares of ports, are the file's or what was
-set since: what is set live stays until the file is read again, through any number of
-re-syncs.
+All of it is kept in a store (`fbrates.store`), and a change is made there first: what is
+answered is durable.  The configuration is what the file said when it was applied; rates, and
+shares of ports, are that or what was set since.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import ChainMap, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import yaml
 
 from fbrates import plan as planning
 from fbrates import units
@@ -26,11 +29,24 @@ from fbrates.config import (
     Vm,
     check_port,
     check_shares,
+    from_document,
     network_text,
 )
+from fbrates.differences import differences
 from fbrates.loader import InvalidConfig, Problem
 from fbrates.plan import Numbers, Plan
 from fbrates.sharing import Member, MeterSample, Poller
+from fbrates.state import (
+    UNLIMITED,
+    Retirement,
+    Rows,
+    State,
+    export,
+    from_rows,
+    share_text,
+    to_rows,
+)
+from fbrates.store import Entry, Forgetful, Keeper, Operation, Store, StoreError
 from fbrates.sync import REMEMBERED_ERRORS, Event, Message, SwitchError, SwitchSync, Waiter
 
 REMOVABLE = 10
@@ -73,11 +89,11 @@ class ShareChange:
 
 
 @dataclass
-class Retired:
-    """A number whose owner is gone, and which switches may still have it."""
+class Applied:
+    """What a file, or going back, changed: lines to read, and who waits at which switch."""
 
-    owner: str
-    pending: set[int]
+    changes: list[str]
+    waiters: dict[str, Waiter]
 
 
 class _Desk:
@@ -131,21 +147,33 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         log: logging.Logger | None = None,
+        store: Store | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """Read the configuration; raises InvalidConfig."""
+        """Go on with what is in the store, or begin with the file if that is empty.
+
+        A file that says something else than the store changes nothing: `file_differs` has
+        the differences.  Raises InvalidConfig and StoreError.
+
+        `lock` lets in one change at a time, as the store's answer may take a while.
+        """
         self._read_config = read_config
         self._event = event
         self._clock = clock
         self._wall_clock = wall_clock
         self._log = log or logging.getLogger("flowbundler")
-        self.config = read_config()
-        self.retired: dict[int, Retired] = {}
+        self._lock = lock if lock is not None else nullcontext()
+        self._keeper = Keeper(store if store is not None else Forgetful(), wall_clock)
+        self.file_differs: list[str] = []
+        self.config: Config
+        self.numbers: Numbers
+        self.rates: dict[str, int | None]
+        self.shares: dict[str, Share]
+        self.port_rates: dict[str, int]
+        self.retired: dict[int, Retirement] = {}
         self.closed: list[Identity] = []
         self.taken_on: dict[int, set[int]] = {}
-        self.numbers = self._number(self.config)
-        self.rates = self._file_rates()
-        self.shares = self.config.shares()
-        self.port_rates = dict(self.config.ports)
+        self._saved_soft: object = None
         self.switches: dict[int, SwitchSync] = {}
         self.pollers: dict[int, Poller] = {}
         self.ignored_switches: set[int] = set()
@@ -154,6 +182,117 @@ class Service:
         self.last_reload_error: str | None = None
         self._errors: dict[int, deque[SwitchError]] = {}
         self._started = clock()
+        if self._keeper.rows is None:
+            self._begin(read_config())
+        else:
+            self._take(self._keeper.rows)
+            self._compare_file()
+
+    # The store.
+
+    def _begin(self, config: Config) -> None:
+        """Fill an empty store."""
+        rates = {limit.key: limit.rate for limit in config.limits()}
+        numbers = self._number(config)
+        state = State(config.document, rates, config.shares(), dict(config.ports))
+        state.meters, state.tenants = numbers.all(), numbers.tenants
+        self._keeper.save(to_rows(state), "fb-controller", "began with the file")
+        self._take_state(state)
+
+    def _take(self, rows: Rows) -> None:
+        """Take all from the store; raises InvalidConfig if that is no state."""
+        try:
+            state = from_rows(rows)
+        except (LookupError, TypeError, ValueError) as error:
+            problem = Problem("", f"the database has what is no state of ours: {error!r}")
+            raise InvalidConfig([problem]) from None
+        self._take_state(state)
+
+    def _take_state(self, state: State) -> None:
+        config = from_document(state.document)
+        numbers = Numbers.of(config, state.meters, state.tenants, state.retired)
+        self.config, self.numbers = config, numbers
+        self.rates, self.shares, self.port_rates = state.rates, state.shares, state.ports
+        self.retired, self.closed, self.taken_on = state.retired, state.closed, state.taken_on
+        self._saved_soft = self._soft()
+
+    def _state(self) -> State:
+        return State(
+            self.config.document,
+            self.rates,
+            self.shares,
+            self.port_rates,
+            self.numbers.all(),
+            self.numbers.tenants,
+            self.retired,
+            self.taken_on,
+            self.closed,
+        )
+
+    def _soft(self) -> object:
+        """What switches make of it, in a form to compare: nobody waits for that to be kept."""
+        retired = {number: frozenset(item.pending) for number, item in self.retired.items()}
+        return retired, {name: frozenset(others) for name, others in self.taken_on.items()}
+
+    def save_soft(self) -> None:
+        """Keep what has come from switches; to be called now and then, where one may wait."""
+        with self._lock:
+            try:
+                if self._keeper.doubtful:
+                    rows = self._keeper.refresh()
+                    if rows is not None:
+                        self._take(rows)
+                        self._replan_all()
+                if self._soft() != self._saved_soft:
+                    soft = self._soft()
+                    self._keeper.save(to_rows(self._state()), "switches", "")
+                    self._saved_soft = soft
+            except StoreError as error:
+                self._log.error("%s", error)
+
+    def _ready_to_change(self) -> None:
+        """Raise StoreError if it is not known what the store has."""
+        if self._keeper.doubtful:
+            rows = self._keeper.refresh()
+            if rows is not None:
+                self._take(rows)
+                self._replan_all()
+
+    def _replan_all(self, waiters: dict[str, Waiter] | None = None) -> None:
+        for switch in self.switches.values():
+            waiter = None
+            if waiters is not None:
+                waiter = waiters[switch.name] = Waiter(self._event())
+            switch.replan(waiter)
+
+    def wanted(self) -> Config:
+        """Give the configuration that says what is wanted now, with all that was set live."""
+        return from_document(export(self._state()))
+
+    def _compare_file(self) -> None:
+        try:
+            config = self._read_config()
+        except InvalidConfig as error:
+            self.last_reload_error = str(error)
+            self._log.error("the file is not right; going on with the store: %s", error)
+            return
+        if config.document:
+            self.file_differs = differences(self.wanted(), config)
+        for line in self.file_differs[:10]:
+            self._log.warning("the file differs from what is in force: %s", line)
+        if self.file_differs:
+            self._log.warning(
+                "%d differences; nothing is changed: flowbundler-ctl apply FILE",
+                len(self.file_differs),
+            )
+
+    def export_text(self) -> str:
+        """Give a file (YAML) that says what is wanted now."""
+        return str(yaml.safe_dump(export(self._state()), sort_keys=False, width=100))
+
+    def history(self) -> list[Entry]:
+        """Give the changes, the oldest first; raises StoreError."""
+        return self._keeper.store.history()
 
     # Switches.
 
@@ -273,16 +412,6 @@ class Service:
             )
             raise InvalidConfig([problem]) from None
 
-    def _renumber(self, numbers: Numbers) -> None:
-        """Take new numbers; those that nobody has any more wait for the switches."""
-        before = self.numbers.all()
-        self.numbers = numbers
-        for number in numbers.all().values():
-            self.retired.pop(number, None)
-        for key, number in before.items():
-            if numbers.all().get(key) != number and self.taken_on:
-                self.retired[number] = Retired(key, set(self.taken_on))
-
     def _free_numbers(self) -> None:
         """Free the numbers of which all switches have said that they do not have them."""
         if not self.retired:
@@ -320,12 +449,32 @@ class Service:
             raise UnknownName("destination", text, list(owner.destinations))
         return owner.destinations[text]
 
-    def set_rate(self, limit: Vm | Destination, rate: int | None) -> RateChange:
-        """Change one rate now, on every switch that has it.
+    def set_rate(self, limit: Vm | Destination, rate: int | None, who: str = "") -> RateChange:
+        """Change one rate now, durably, on every switch that has it.
 
         A limited rate stays limited: one message to modify the meter.  To or from
-        unlimited, flows change too.
+        unlimited, flows change too.  Raises StoreError, and UnknownName if it has gone
+        meanwhile.
         """
+        with self._lock:
+            self._ready_to_change()
+            if limit.key not in self.rates:
+                raise UnknownName("name", limit.key, [])
+            old = self.rates[limit.key]
+            what = f"{limit.key}: {units.format_rate(old)} -> {units.format_rate(rate)}"
+            self._keeper.do(self._rate_row(limit.key, rate), who, what)
+            return self._set_rate(limit, rate)
+
+    def _rate_row(self, key: str, rate: int | None) -> list[Operation]:
+        """Give what changes a rate in the store."""
+        owner, _, to = key.partition("->")
+        tenant, _, vm = owner.partition("/")
+        table, where = ("VM", (tenant, vm)) if vm else ("Tenant", (tenant,))
+        row = (self._keeper.rows or {})[table][where]
+        rates = {**row["rates"], to: UNLIMITED if rate is None else rate}
+        return [Operation(table, where, {**row, "rates": rates})]
+
+    def _set_rate(self, limit: Vm | Destination, rate: int | None) -> RateChange:
         number = self.numbers.meters[limit.key]
         old = self.rates[limit.key]
         change = RateChange(limit, number, old, rate)
@@ -357,11 +506,22 @@ class Service:
         min_rate: int | None = None,
         max_rate: int | None = None,
         weight: int | None = None,
+        who: str = "",
     ) -> ShareChange:
         """Change what a VM that shares a port has a right to; None leaves as it is.
 
-        Raises ShareError if that cannot be honoured, and then nothing has changed.
+        Raises ShareError if that cannot be honoured, and StoreError; then nothing has
+        changed.
         """
+        with self._lock:
+            self._ready_to_change()
+            if vm.key not in self.shares:
+                raise UnknownName("vm", vm.key, [])
+            return self._set_share(vm, min_rate, max_rate, weight, who)
+
+    def _set_share(
+        self, vm: Vm, min_rate: int | None, max_rate: int | None, weight: int | None, who: str
+    ) -> ShareChange:
         old = self.shares[vm.key]
         new = replace(
             old,
@@ -374,18 +534,31 @@ class Service:
             new.port, self.port_rates[new.port], self._sharing(new.port, shares)
         ):
             raise error
+        where = (vm.tenant, vm.name)
+        row = (self._keeper.rows or {})["VM"][where]
+        operation = Operation("VM", where, {**row, "share": share_text(new)})
+        self._keeper.do([operation], who, f"{vm.key}: {share_text(old)} -> {share_text(new)}")
         self.shares = shares
         self._log.info("%s: %s -> %s", vm.key, old, new)
         return ShareChange(old, new, self._divide(new.port, vm.key))
 
-    def set_port_rate(self, name: str, rate: int) -> ShareChange:
+    def set_port_rate(self, name: str, rate: int, who: str = "") -> ShareChange:
         """Change the rate of a shared port.
 
-        Raises UnknownName, and ShareError if it is too little for those who share it.
+        Raises UnknownName, ShareError if it is too little for those who share it, and
+        StoreError.
         """
+        with self._lock:
+            self._ready_to_change()
+            return self._set_port_rate(name, rate, who)
+
+    def _set_port_rate(self, name: str, rate: int, who: str) -> ShareChange:
         old = self.port_rate(name)
         for error in check_port(rate, self._sharing(name, self.shares)):
             raise error
+        row = {"name": name, "max_rate": rate}
+        what = f"port {name}: {units.format_rate(old)} -> {units.format_rate(rate)}"
+        self._keeper.do([Operation("Port", (name,), row)], who, what)
         self.port_rates[name] = rate
         self._log.info(
             "port %s: max-rate %s -> %s", name, units.format_rate(old), units.format_rate(rate)
@@ -414,39 +587,111 @@ class Service:
                 poller.divide(name, waiter)
         return waiters
 
-    def reload(self, force: bool = False) -> dict[str, int]:
-        """Read the file again; raises InvalidConfig, and then nothing has changed.
+    def reload(self, force: bool = False, who: str = "") -> dict[str, int]:
+        """Read the file again; raises InvalidConfig or StoreError, and nothing has changed.
 
         What the file says as before stays as it is, also if it was changed live.  A file
         that many VMs have vanished from is refused, unless that is meant (`force`): it may
         be half of one.
         """
-        try:
-            config = self._read_config()
-            if not force:
-                self._check_removal(config)
-            numbers = self._number(config, self.numbers)
-        except InvalidConfig as error:
-            self.last_reload_error = str(error)
-            self._log.error("reload refused, what ran keeps running:")
-            for problem in error.problems:
-                self._log.error("  %s", problem.text())
-            raise
-        old_keys = set(self.rates)
-        old, old_file = self._settings(), self._file_settings()
-        live = {key: setting for key, setting in old.items() if old_file[key] != setting}
-        self._close(config)
-        self.config = config
-        self._renumber(numbers)
-        self.rates = self._file_rates()
-        self.shares, self.port_rates = config.shares(), dict(config.ports)
-        kept = self._keep(live, old_file)
+        with self._lock:
+            try:
+                self._ready_to_change()
+                config = self._read_config()
+                old, old_file = self._settings(), self._file_settings()
+                live = {key: item for key, item in old.items() if old_file[key] != item}
+                state = self._state_for(config, force)
+                kept = _keep(state, config, live, old_file)
+                self._keeper.save(to_rows(state), who, "read the file again")
+            except InvalidConfig as error:
+                self.last_reload_error = str(error)
+                self._log.error("reload refused, what ran keeps running:")
+                for problem in error.problems:
+                    self._log.error("  %s", problem.text())
+                raise
+            self._turn_to(state)
         new = self._settings()
         self.reloads += 1
         self.last_reload_error = None
+        self.file_differs = differences(config, self.wanted())
+        keys, old_keys = new.keys(), old.keys()
+        result = {
+            "added": len(_limits(keys) - _limits(old_keys)),
+            "removed": len(_limits(old_keys) - _limits(keys)),
+            "rates_changed": sum(old[key] != new[key] for key in new.keys() & old.keys()),
+            "live_changes_kept": kept,
+            "live_changes_dropped": len(live) - kept,
+        }
+        self._log.info("reloaded: %s", ", ".join(f"{k} {v}" for k, v in result.items()))
+        return result
+
+    def apply(
+        self, config: Config, who: str = "", dry_run: bool = False, force: bool = False
+    ) -> Applied:
+        """Make what a file says the truth, all of it, or only say what that would change.
+
+        Raises InvalidConfig, also if many VMs would vanish without `force`, and StoreError.
+        """
+        with self._lock:
+            self._ready_to_change()
+            changes = differences(self.wanted(), config)
+            state = self._state_for(config, force or dry_run)
+            if dry_run or not changes:
+                return Applied(changes, {})
+            what = "; ".join(changes[:3]) + (f" and {len(changes) - 3} more" * (len(changes) > 3))
+            self._keeper.save(to_rows(state), who, f"applied a file: {what}")
+            self.file_differs = []
+            return Applied(changes, self._turn_to(state))
+
+    def rollback(self, number: int, who: str = "", dry_run: bool = False) -> Applied:
+        """Make all as it was right after a change of the history; raises UnknownName.
+
+        And InvalidConfig, StoreError.  What has come from switches since stays.
+        """
+        with self._lock:
+            self._ready_to_change()
+            try:
+                then = from_rows(self._keeper.undoing(number))
+            except LookupError:
+                known = [str(entry.number) for entry in self.history()[-10:]]
+                raise UnknownName("change", str(number), known) from None
+            config = from_document(export(then))
+            changes = differences(self.wanted(), config)
+            state = self._state_for(config, force=True)
+            if dry_run or not changes:
+                return Applied(changes, {})
+            self._keeper.save(to_rows(state), who, f"rolled back to {number}")
+            return Applied(changes, self._turn_to(state))
+
+    def _state_for(self, config: Config, force: bool) -> State:
+        """Give the state in which this is what is wanted; nothing changes yet."""
+        if not force:
+            self._check_removal(config)
+        numbers = self._number(config, self.numbers)
+        rates = {limit.key: limit.rate for limit in config.limits()}
+        state = State(config.document, rates, config.shares(), dict(config.ports))
+        state.meters, state.tenants = numbers.all(), numbers.tenants
+        state.taken_on = {
+            number: others for number, others in self.taken_on.items() if config.selects(number)
+        }
+        state.retired = dict(self.retired)
+        for number in state.meters.values():
+            state.retired.pop(number, None)
+        for key, number in self.numbers.all().items():
+            if state.meters.get(key) != number and state.taken_on:
+                state.retired[number] = Retirement(key, set(state.taken_on))
+        state.closed = self._closed_by(config)
+        return state
+
+    def _turn_to(self, state: State) -> dict[str, Waiter]:
+        """Take a state that is in the store already, and tell switches."""
+        for identity in state.closed:
+            if identity not in self.closed:
+                self._log.info("%s: was a VM's and is nobody's now: closed", identity)
+        self._take_state(state)
+        config = self.config
         for datapath_id in [number for number in self._errors if not config.selects(number)]:
             del self._errors[datapath_id]
-            self.taken_on.pop(datapath_id, None)
         for switch in list(self.switches.values()):
             if not config.selects(switch.datapath_id):
                 self._log.warning("switch %s: no longer in 'switches', left as it is", switch.name)
@@ -454,18 +699,9 @@ class Service:
                 del self.switches[switch.datapath_id]
                 del self.pollers[switch.datapath_id]
                 self.ignored_switches.add(switch.datapath_id)
-                continue
-            switch.replan()
-        keys = set(self.rates)
-        result = {
-            "added": len(keys - old_keys),
-            "removed": len(old_keys - keys),
-            "rates_changed": sum(old[key] != new[key] for key in new.keys() & old.keys()),
-            "live_changes_kept": kept,
-            "live_changes_dropped": len(live) - kept,
-        }
-        self._log.info("reloaded: %s", ", ".join(f"{k} {v}" for k, v in result.items()))
-        return result
+        waiters: dict[str, Waiter] = {}
+        self._replan_all(waiters)
+        return waiters
 
     def _check_removal(self, config: Config) -> None:
         """Raise InvalidConfig if suspiciously many VMs are gone."""
@@ -488,24 +724,25 @@ class Service:
                 ]
             )
 
-    def _close(self, config: Config) -> None:
-        """Close what was a VM and is none any more, until something else is said of it."""
+    def _closed_by(self, config: Config) -> list[Identity]:
+        """Say what is closed with this configuration: what was a VM and is none in it."""
         named = set(config.identities())
-        was = [*self.closed, *self.config.identities()]
         uplinks = {Identity(port) for port in self.config.uplinks}
-        closed = dict.fromkeys(item for item in was if item not in named | uplinks)
-        for identity in closed.keys() - set(self.closed):
-            self._log.info("%s: was a VM's and is nobody's now: closed", identity)
-        self.closed = list(closed)
+        was = [*self.closed, *self.config.identities()]
+        return list(dict.fromkeys(item for item in was if item not in named | uplinks))
 
-    def release(self, identity: Identity) -> None:
-        """Let what was a VM be treated as any unknown source; raises UnknownName."""
-        if identity not in self.closed:
-            raise UnknownName("closed", str(identity), [str(item) for item in self.closed])
-        self.closed.remove(identity)
+    def release(self, identity: Identity, who: str = "") -> None:
+        """Let what was a VM be treated as any unknown source; raises UnknownName, StoreError."""
+        with self._lock:
+            self._ready_to_change()
+            if identity not in self.closed:
+                raise UnknownName("closed", str(identity), [str(item) for item in self.closed])
+            state = self._state()
+            state.closed = [item for item in self.closed if item != identity]
+            self._keeper.save(to_rows(state), who, f"released {identity}")
+            self.closed = state.closed
         self._log.info("%s: no longer closed", identity)
-        for switch in self.switches.values():
-            switch.replan()
+        self._replan_all()
 
     def adopt(self, datapath_id: int) -> None:
         """Take all meters of a switch that are in our range for ours; raises UnknownName."""
@@ -513,27 +750,6 @@ class Service:
             known = [switch.name for switch in self.switches.values()]
             raise UnknownName("switch", f"{datapath_id:016x}", known)
         self.switches[datapath_id].adopt()
-
-    def _keep(self, live: Mapping[str, object], old_file: Mapping[str, object]) -> int:
-        """Restore what was changed live where the file says what it said before; give how many.
-
-        Shares that together are too much for their port are the file's.
-        """
-        file = self._file_settings()
-        kept = {key: value for key, value in live.items() if file.get(key) == old_file[key]}
-        rates = [key for key in kept if key in self.rates and key not in self.shares]
-        self.rates.update({key: kept[key] for key in rates})  # type: ignore[misc]
-        ports = {name: kept.get(f"port {name}", rate) for name, rate in self.port_rates.items()}
-        shares = {key: kept.get(key, share) for key, share in self.shares.items()}
-        done = len(rates)
-        for name, rate in ports.items():
-            those = self._sharing(name, shares)  # type: ignore[arg-type]
-            changed = [key for key in (*those, f"port {name}") if key in kept]
-            if changed and not check_shares(name, rate, those):  # type: ignore[arg-type]
-                self.port_rates[name] = rate  # type: ignore[assignment]
-                self.shares.update(those)
-                done += len(changed)
-        return done
 
     def _file_rates(self) -> dict[str, int | None]:
         return {limit.key: limit.rate for limit in self.config.limits()}
@@ -664,6 +880,7 @@ class Service:
             "rate_changes": self.rate_changes,
             "reloads": self.reloads,
             "last_reload_error": self.last_reload_error,
+            "file_differs": self.file_differs,
             "uptime_s": round(self._clock() - self._started, 3),
         }
 
@@ -681,6 +898,38 @@ class Service:
             ]
             for switch in self.switches.values()
         }
+
+
+def _limits(keys: Iterable[str]) -> set[str]:
+    return {key for key in keys if not key.startswith("port ")}
+
+
+def _keep(
+    state: State, config: Config, live: Mapping[str, object], old_file: Mapping[str, object]
+) -> int:
+    """Keep in `state` what was set live where the file says what it said before; give how many.
+
+    Shares that together are too much for their port are the file's.
+    """
+    shares, done = config.shares(), 0
+    file: dict[str, object] = {limit.key: limit.rate for limit in config.limits()}
+    file |= {**shares, **{f"port {name}": rate for name, rate in config.ports.items()}}
+    kept = {key: value for key, value in live.items() if file.get(key, ...) == old_file[key]}
+    for key, value in kept.items():
+        if key in state.rates and key not in shares:
+            state.rates[key] = value  # type: ignore[assignment]
+            done += 1
+    for name, file_rate in config.ports.items():
+        rate: Any = kept.get(f"port {name}", file_rate)
+        those: Any = {
+            key: kept.get(key, share) for key, share in shares.items() if share.port == name
+        }
+        changed = [key for key in (*those, f"port {name}") if key in kept]
+        if changed and not check_shares(name, rate, those):
+            state.ports[name] = rate
+            state.shares.update(those)
+            done += len(changed)
+    return done
 
 
 def _share_settings(share: Share) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class FlowBundlerController(Controller):
         self._directory = tempfile.TemporaryDirectory(prefix="fb-mininet-")
         self._program = Background(
             [str(HERE / "fb-controller"), "--config", str(self._tenants()),
+             "--state", f"{self._directory.name}/state",
              "--ofp-listen", f"{self.ip}:{self.port}", "--rest-listen", f"127.0.0.1:{self.rest}"],
             name=self.name)
         try:

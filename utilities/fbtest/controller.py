@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,9 @@ class Controller:
         self._connected = False
         self._http = requests.Session()
         self._http.trust_env = False  # No proxy stands before the loopback.
+        self._state = tempfile.TemporaryDirectory(prefix="fb-state-")
         self._process = Background(
-            [str(PROGRAM), "--config", str(config), "--ofp-listen",
+            [str(PROGRAM), "--config", str(config), "--state", self._state.name, "--ofp-listen",
              "127.0.0.1:0", "--rest-listen", "127.0.0.1:0"],
             name="fb-controller", cpus=cpus)
         try:
@@ -105,3 +107,4 @@ class Controller:
         self._connected = False
         self._http.close()
         self._process.close()
+        self._state.cleanup()
