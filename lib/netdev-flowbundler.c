@@ -447,18 +447,27 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
     return error ? EINVAL : 0;
 }
 
-/* Notes that 'netdev', which has this QoS type and keeps it, has been told to
- * have QoS type 'type' instead and has refused. */
+/* Notes that 'netdev' has been told to have QoS type 'type', not this one, and
+ * has refused with 'error', a positive errno value.  If it has this QoS type,
+ * it keeps it; otherwise nothing limits it, of which the log and the
+ * Interface's status would not tell. */
 void
-netdev_flowbundler_refuse_qos(struct netdev *netdev, const char *type)
+netdev_flowbundler_refuse_qos(struct netdev *netdev, const char *type,
+                              int error)
 {
-    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    struct netdev_flowbundler *fb = netdev_fb_create(netdev);
+    const char *keeps = (netdev_flowbundler_is_on(netdev)
+                         ? "the port keeps the one that it has"
+                         : "nothing limits the port");
 
     ovs_mutex_lock(&fb->mutex);
     fb->refused = true;
     fb_set_error(netdev, fb,
-                 xasprintf("QoS type=\"%s\": must be one of the types that "
-                           "this port supports", type));
+                 error == EOPNOTSUPP
+                 ? xasprintf("QoS type=\"%s\": must be one of the types that "
+                             "this port supports; %s", type, keeps)
+                 : xasprintf("QoS type=\"%s\": %s; %s", type,
+                             ovs_strerror(error), keeps));
     ovs_mutex_unlock(&fb->mutex);
 }
 

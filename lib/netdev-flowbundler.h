@@ -104,7 +104,8 @@ void netdev_flowbundler_destroy(struct netdev *);
 
 bool netdev_flowbundler_is_supported(const struct netdev *);
 int netdev_flowbundler_set_qos(struct netdev *, const struct smap *details);
-void netdev_flowbundler_refuse_qos(struct netdev *, const char *type);
+void netdev_flowbundler_refuse_qos(struct netdev *, const char *type,
+                                   int error);
 void netdev_flowbundler_clear_qos(struct netdev *);
 int netdev_flowbundler_get_qos(const struct netdev *, struct smap *details);
 void netdev_flowbundler_get_capabilities(struct netdev_qos_capabilities *);
