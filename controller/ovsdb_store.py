@@ -34,10 +34,11 @@ LOCK = "flowbundler_controller"
 CONNECT_TIMEOUT = 20.0
 BACKOFF_MS = (100, 1000)
 COMMIT_TIMEOUT = 5.0
-COMMIT_TIMEOUT_ROW = 0.005
+COMMIT_TIMEOUT_ROW = 0.02
 """Seconds, and for each row, after which who waits is told that it is not known what became
 of a change."""
 READ_TIMEOUT = 60.0
+"""Seconds for reading at the start; later others would have to wait for that."""
 
 PIECE = 2000
 """Characters of a long text that are kept together."""
@@ -143,6 +144,7 @@ class OvsdbStore:
         self._current: _Request | None = None
         self._transaction: Any = None
         self._pause = 0.0
+        self._patience = READ_TIMEOUT
         start_thread(self._run_forever)
         try:
             self._ask(_Request(event(), lambda: None), CONNECT_TIMEOUT)
@@ -156,7 +158,7 @@ class OvsdbStore:
 
     def load(self) -> Rows | None:
         """Give all rows but the history's; None if the database is empty."""
-        rows: Rows | None = self._ask(_Request(self._event(), self._read))
+        rows: Rows | None = self._ask(_Request(self._event(), self._read), self._patience)
         return rows
 
     def commit(self, operations: list[Operation], entry: Entry | None, first: bool = False) -> None:
@@ -166,7 +168,9 @@ class OvsdbStore:
 
     def history(self) -> list[Entry]:
         """Give the changes, the oldest first."""
-        entries: list[Entry] = self._ask(_Request(self._event(), self._read_history))
+        request = _Request(self._event(), self._read_history)
+        entries: list[Entry] = self._ask(request, self._patience)
+        self._patience = COMMIT_TIMEOUT
         return entries
 
     def close(self) -> None:
@@ -174,7 +178,7 @@ class OvsdbStore:
         self._stopping = True
         self._wake()
 
-    def _ask(self, request: _Request, timeout: float = READ_TIMEOUT) -> Any:
+    def _ask(self, request: _Request, timeout: float) -> Any:
         self._requests.append(request)
         self._wake()
         if not request.done.wait(timeout):
@@ -231,7 +235,7 @@ class OvsdbStore:
                 return False
             self._current = self._requests.popleft()
         request = self._current
-        if request.read is not None:
+        if request.read is not None and not request.abandoned:
             request.result = request.read()
             self._finish(None)
             return True

@@ -22,6 +22,7 @@ import requests
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 20.0
+START_DEADLINE = 60.0
 T = TypeVar("T")
 
 
@@ -243,8 +244,8 @@ class Controller:
 
     def _line(self) -> str:
         assert self.process is not None and self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE)
-        assert ready, f"silent for {DEADLINE} s; log:\n{self.log.read_text()}"
+        ready, _, _ = select.select([self.process.stdout], [], [], START_DEADLINE)
+        assert ready, f"silent for {START_DEADLINE} s; log:\n{self.log.read_text()}"
         return self.process.stdout.readline()
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -120,6 +120,7 @@ def test_everything_is_understood() -> None:
     assert (parsed.first_meter, parsed.last_meter) == (1000, 1999)
     assert (parsed.unknown_sources, parsed.unknown_rate) == ("rate", 10_000_000)
     assert parsed.uplinks == ("uplink",)
+    assert parsed.tenants["red"].total == config.Total("red", 5_000_000_000, 24)
     assert parsed.tenants["red"].vms["remote"].vni == 5001
     red = parsed.tenants["red"]
     web = red.vms["web"]

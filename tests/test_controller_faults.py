@@ -11,6 +11,7 @@ from fbrates import config, plan, sync
 from fbrates.config import Identity
 from fbrates.loader import InvalidConfig
 from fbrates.plan import DELETE, Flow, FlowKey, Meter, MeterMod
+from fbrates.service import UnknownName
 from test_controller_plan import FILE, World, packet
 
 NAME = "0000000000000001"
@@ -202,6 +203,27 @@ def test_a_number_is_given_again_only_when_all_switches_let_go_of_it() -> None:
     world.service.reload()
     world.switch.run()
     assert number in (world.meter("red/d"), world.meter("red/e"))
+
+
+def test_a_switch_that_is_gone_is_forgotten_by_command_only() -> None:
+    world = World().up()
+    away = FakeSwitch({})
+    away.connect(world.service, 2)
+    away.run()
+    with pytest.raises(ValueError, match="is connected"):
+        world.service.forget(2)
+    world.service.disconnect(away.sync)
+    world.text = FILE.replace("      m: {mac: 02:00:00:00:00:0a, rate: 10Mbps}\n", "")
+    world.service.reload()
+    world.switch.run()
+    world.pass_time(5)
+    assert world.service.retired
+    assert not world.in_sync
+    world.service.forget(2)
+    assert world.service.retired == {}
+    assert world.in_sync
+    with pytest.raises(UnknownName):
+        world.service.forget(2)
 
 
 def test_who_comes_back_has_its_number_again() -> None:

@@ -152,6 +152,22 @@ def test_tenants_share_their_destinations_and_not_with_others() -> None:
     assert world.owners(packet(3, "10.0.0.3", "10.2.0.1")) == ["blue/i"]
 
 
+def test_a_tenant_with_a_rate_of_its_own() -> None:
+    text = FILE.replace("  blue:\n", "  blue:\n    rate: 150Mbps\n    burst: 120kbit\n")
+    text = text.replace("  red:\n", "  red:\n    rate: unlimited\n")
+    world = World(text).up()
+    good = {"eth_src": "02:00:00:00:00:0b"}
+    assert world.owners(packet(2, "10.0.0.2", **good)) == ["blue/b", "blue"]
+    assert world.owners(packet(3, "10.0.0.3", "10.2.0.1")) == ["blue/i", "blue"]
+    assert world.switch.meters[world.meter("blue")] == Meter(world.meter("blue"), 150_000, 120)
+    assert world.owners(packet(1, dst="10.0.0.9")) == ["red/a", "red/a->10.0.0.9"]
+    world.service.set_rate(world.limit("red"), 200_000_000)
+    world.switch.run()
+    assert world.owners(packet(1, dst="10.0.0.9")) == ["red/a", "red", "red/a->10.0.0.9"]
+    assert world.owners(packet(1, dst="10.2.0.9")) == ["red/a", "red", "red->10.2.0.0/16"]
+    assert world.in_sync
+
+
 def test_what_contradicts_a_port_is_dropped() -> None:
     world = World().up()
     flows = world.switch.flows
@@ -380,6 +396,8 @@ def configs(draw: st.DrawFn) -> str:
                 )
             vms[vm] = body
         tenants[tenant] = {"vms": vms, "destinations": destinations()}
+        if draw(st.booleans()):
+            tenants[tenant]["rate"] = draw(_rates)
     forwarding: Any = draw(st.sampled_from(["normal", "static"]))
     unknown = draw(st.sampled_from(["forward", "drop"]))
     return yaml.safe_dump(
@@ -413,7 +431,7 @@ def expected(service: Service, vm: config.Vm, dst: str) -> list[str]:
     found += [
         (d.network.prefixlen, 0, d) for d in tenant.destinations.values() if address in d.network
     ]
-    chain: list[config.Vm | config.Destination] = [vm]
+    chain: list[config.Limit] = [vm] if tenant.total is None else [vm, tenant.total]
     if found:
         chain.append(max(found, key=lambda item: item[:2])[2])
     return [limit.key for limit in chain if service.rates[limit.key] is not None]

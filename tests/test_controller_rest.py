@@ -128,6 +128,15 @@ def test_a_destinations_rate_is_changed(world: World, path: str, key: str) -> No
     assert world.api.handle("GET", path).body["rate_bps"] == 7_000_000
 
 
+def test_a_tenants_own_rate_is_changed() -> None:
+    world = World(FILE.replace("  red:\n", "  red:\n    rate: 150Mbps\n"))
+    assert world.kbps("red") == 150_000
+    answer = world.put("/v1/tenants/red/rate", {"rate": "120Mbps"})
+    assert (answer.status, answer.body["tenant"], world.kbps("red")) == (200, "red", 120_000)
+    assert world.api.handle("GET", "/v1/tenants/red").body["rate"] == "120Mbps"
+    assert World().put("/v1/tenants/red/rate", {"rate": "120Mbps"}).status == 404
+
+
 def test_unlimited_and_back(world: World) -> None:
     answer = world.put(f"{VM}/rate", {"rate": "unlimited"})
     assert (answer.status, answer.body["new_rate_bps"]) == (200, None)

@@ -461,6 +461,25 @@ def test_the_database_is_started_again(ovs_tree: Path, controller: Start) -> Non
     assert running.process is not None
 
 
+def test_a_database_that_is_away_is_said_so(server: Server, controller: Start) -> None:
+    running = controller(FILE, "--db", server.remote)
+    assert put(running, 2_000_000) == 202
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+    for _ in range(2):
+        began = time.monotonic()
+        assert put(running, 3_000_000) == 503
+        assert time.monotonic() - began < 15
+        assert rate_of(running) == 2_000_000
+    server.revive()
+    wait_for("a change that is stored", lambda: put(running, 4_000_000) == 202)
+    assert rate_of(running) == 4_000_000
+    # What was answered 503 was not done later, behind what came after it.
+    time.sleep(1)
+    assert rate_of(running) == 4_000_000
+
+
 def test_the_commands(ovs_tree: Path, controller: Start, tmp_path: Path) -> None:
     running = controller(FILE)
 

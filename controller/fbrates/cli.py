@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     rate = commands.add_parser("set-rate", parents=[common], help="change a VM's rate now")
     rate.add_argument("tenant", metavar="TENANT")
-    rate.add_argument("vm", metavar="VM", help="'-' for a destination that a tenant's VMs share")
+    rate.add_argument("vm", metavar="VM", help="'-' for what a tenant's VMs share")
     rate.add_argument("rate", metavar="RATE", help="such as 50Mbps, 1.5Gbps, 50000000, unlimited")
     rate.add_argument("--to", metavar="DEST", help="the rate towards this address or prefix")
     share = commands.add_parser(
@@ -93,6 +93,10 @@ def parser() -> argparse.ArgumentParser:
         "adopt", parents=[common], help="take the meters among our ids at a switch for ours"
     )
     adopting.add_argument("switch", metavar="SWITCH", help="its datapath id, as status shows it")
+    forgetting = commands.add_parser(
+        "forget", parents=[common], help="do not count on a switch that is gone to come back"
+    )
+    forgetting.add_argument("switch", metavar="SWITCH", help="its datapath id")
     closed = commands.add_parser(
         "release", parents=[common], help="show what is closed, or let it be an unknown source"
     )
@@ -171,8 +175,6 @@ def set_rate(options: argparse.Namespace) -> int:
     path = f"/v1/tenants/{quote(options.tenant, safe='')}"
     if options.vm != "-":
         path += f"/vms/{quote(options.vm, safe='')}"
-    elif not options.to:
-        raise Failure("VM '-' (all VMs of the tenant) needs --to DEST")
     if options.to:
         path += f"/destinations/{quote(options.to, safe='')}"
     status, answer = request(options.url, "PUT", f"{path}/rate", {"rate": options.rate})
@@ -180,9 +182,8 @@ def set_rate(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer, indent=2))
     else:
-        who = f"{options.tenant}/{options.vm}" + (
-            f" to {answer['destination']}" if options.to else ""
-        )
+        who = options.tenant if options.vm == "-" else f"{options.tenant}/{options.vm}"
+        who += f" to {answer['destination']}" if options.to else ""
         if applied:
             print(
                 f"{who}: {answer['old_rate']} -> {answer['new_rate']} "
@@ -286,6 +287,8 @@ def show(options: argparse.Namespace) -> int:
         rows.append((tenant, vm, to, item["rate"], meter, str(len(item["switches"])), changed))
 
     for name, tenant in tenants.items():
+        if "rate" in tenant:
+            add(name, "-", "any", tenant)
         for vm_name, vm in tenant["vms"].items():
             add(name, vm_name, "any", vm)
             for to, item in vm["destinations"].items():
@@ -356,6 +359,14 @@ def adopt(options: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
     else:
         print(f"{options.switch}: all meters among our ids are ours now; see status")
+    return 0
+
+
+def forget(options: argparse.Namespace) -> int:
+    """Run forget."""
+    path = f"/v1/switches/{urllib.parse.quote(options.switch, safe='')}"
+    answer = request(options.url, "DELETE", path)[1]
+    print(json.dumps(answer, indent=2) if options.json else f"{options.switch}: forgotten")
     return 0
 
 
@@ -443,6 +454,7 @@ COMMANDS = {
     "history": history,
     "rollback": rollback,
     "adopt": adopt,
+    "forget": forget,
     "release": release,
     "set-rate": set_rate,
     "set-share": set_share,

@@ -128,13 +128,26 @@ class Vm:
 
 
 @dataclass(frozen=True)
+class Total:
+    """What all VMs of a tenant have together: one meter."""
+
+    key: str
+    rate: int | None
+    burst: int | None
+
+
+Limit = Vm | Destination | Total
+
+
+@dataclass(frozen=True)
 class Tenant:
-    """A tenant: VMs, and destinations whose rate they share."""
+    """A tenant: VMs, destinations whose rate they share, and perhaps a rate of its own."""
 
     key: str
     name: str
     vms: dict[str, Vm]
     destinations: dict[str, Destination]
+    total: Total | None = None
 
 
 @dataclass(frozen=True)
@@ -201,9 +214,11 @@ class Config:
             yield from (vm.identity for vm in tenant.vms.values())
         yield from (Identity(port) for port in self.uplinks)
 
-    def limits(self) -> Iterator[Vm | Destination]:
+    def limits(self) -> Iterator[Limit]:
         """Everything that has a rate, in the file's order."""
         for tenant in self.tenants.values():
+            if tenant.total is not None:
+                yield tenant.total
             for vm in tenant.vms.values():
                 yield vm
                 yield from vm.destinations.values()
@@ -477,6 +492,8 @@ class _SharedPort(_Model):
 
 
 class _Tenant(_Model):
+    rate: _Rate = _UNSET
+    burst: _Burst = _UNSET
     vms: dict[_Name, _Vm]
     destinations: list[_Destination] = Field(default_factory=list)
 
@@ -788,7 +805,13 @@ class _Resolver:
             vm_name: self.vm(name, vm_name, vm, (*path, "vms", vm_name))
             for vm_name, vm in tenant.vms.items()
         }
-        return Tenant(name, name, vms, self.destinations(name, tenant.destinations, path))
+        total = None
+        if tenant.rate != _UNSET:
+            total = Total(name, tenant.rate or None, self.burst(tenant.burst, _UNSET))
+        elif tenant.burst != _UNSET:
+            self.complain((*path, "burst"), "is of no use without a rate", None, "with rate")
+        destinations = self.destinations(name, tenant.destinations, path)
+        return Tenant(name, name, vms, destinations, total)
 
     def vm(self, tenant: str, name: str, vm: _Vm, path: Path) -> Vm:
         defaults = self.file.defaults

@@ -1,18 +1,20 @@
 """What a switch should have, and the way there from what it has.
 
-Three tables, because an OpenFlow 1.3 flow entry can name one meter:
+Four tables, because an OpenFlow 1.3 flow entry can name one meter:
 
 ===== ========================= ============================================
 table matches                   does
 ===== ========================= ============================================
 0     a VM: in_port or source   meter of the VM, writes who it is into the
-                                metadata, goes on to table 1
-1     metadata and destination  meter of the destination, goes on to table 2
-2     destination               forwards
+                                metadata, goes on to table 1, or to table 2
+                                if its tenant has no rate of its own
+1     metadata: the tenant      meter of the tenant, goes on to table 2
+2     metadata and destination  meter of the destination, goes on to table 3
+3     destination               forwards
 ===== ========================= ============================================
 
 The metadata field carries the tenant's number in its upper and the VM's in its lower
-32 bits, so that table 1 need not repeat how a VM is recognized.
+32 bits, so that the other tables need not repeat how a VM is recognized.
 
 A flow's match is a sorted tuple of (field, text or number) with OpenFlow's names of
 the fields.  Addresses are text, with ``/prefix`` (IP) or ``/mask`` (MAC, metadata)
@@ -32,6 +34,7 @@ from fbrates.config import (
     Config,
     Destination,
     Identity,
+    Limit,
     Network,
     Shaping,
     Tenant,
@@ -44,7 +47,7 @@ COOKIE_PREFIX = 0xFB1D
 COOKIE_SHIFT = 48
 COOKIE_MASK = 0xFFFF << COOKIE_SHIFT
 
-VM_TABLE, DESTINATION_TABLE, FORWARDING_TABLE = 0, 1, 2
+VM_TABLE, TENANT_TABLE, DESTINATION_TABLE, FORWARDING_TABLE = 0, 1, 2, 3
 
 ALL_BITS = 0xFFFFFFFFFFFFFFFF
 TENANT_MASK = 0xFFFFFFFF00000000
@@ -74,10 +77,10 @@ FORGES = 40  # What a router says, or another neighbor, with a source that agree
 ADVERTISES = 60  # What a neighbor says of itself.
 IS_TAGGED = 80
 
-# Table 1: 1000 + 2 * prefix length, and the VM's own entry before its tenant's.
+# Table 2: 1000 + 2 * prefix length, and the VM's own entry before its tenant's.
 DESTINATION_BASE = 1000
 
-# Table 2, static forwarding: MAC addresses, then hosts, then what is for all, then
+# Table 3, static forwarding: MAC addresses, then hosts, then what is for all, then
 # prefixes by length (a default route must not swallow broadcasts).
 FORWARD_MAC = 2000
 FORWARD_HOST = 1600
@@ -212,7 +215,7 @@ ADD, MODIFY, DELETE = "add", "modify", "delete"
 
 
 def meter_for(
-    limit: Vm | Destination, number: int, rate: int | None, shaping: Shaping | None = None
+    limit: Limit, number: int, rate: int | None, shaping: Shaping | None = None
 ) -> Meter | None:
     """Give the meter of a VM or destination at `rate` bit/s; None if it is unlimited.
 
@@ -264,6 +267,11 @@ class _Builder:
     def build(self) -> Plan:
         for tenant in self.config.tenants.values():
             present = [vm for vm in tenant.vms.values() if self.vm(tenant, vm)]
+            if present and tenant.total is not None:
+                number = self.numbers.meters[tenant.total.key]
+                who: dict[str, int | str] = {"metadata": self.of_tenant(tenant)}
+                meter, goto = self.meter(tenant.total), DESTINATION_TABLE
+                self.add(TENANT_TABLE, DEFAULT_PRIORITY, who, number, meter, goto=goto)
             if present:
                 for destination in tenant.destinations.values():
                     self.destination(tenant, None, destination)
@@ -271,6 +279,10 @@ class _Builder:
         self.add(DESTINATION_TABLE, DEFAULT_PRIORITY, {}, goto=FORWARDING_TABLE)
         self.forwarding()
         return self.plan
+
+    def of_tenant(self, tenant: Tenant) -> str:
+        """Give the metadata that all VMs of a tenant have."""
+        return f"{self.numbers.tenants[tenant.name] << 32:#x}/{TENANT_MASK:#x}"
 
     def unknown(self) -> None:
         """Table 0, for what is no VM's."""
@@ -317,7 +329,7 @@ class _Builder:
         cookie = COOKIE_PREFIX << COOKIE_SHIFT | owner
         self.plan.flows[key] = Flow(key, cookie, meter, metadata, goto, outputs)
 
-    def meter(self, limit: Vm | Destination) -> int | None:
+    def meter(self, limit: Limit) -> int | None:
         number = self.numbers.meters[limit.key]
         meter = meter_for(limit, number, self.rates[limit.key], self.shaping)
         if meter is None:
@@ -352,7 +364,8 @@ class _Builder:
         metadata = self.numbers.tenants[tenant.name] << 32 | number
 
         def accept(priority: int, match: dict[str, int | str]) -> None:
-            self.add(VM_TABLE, priority, match, number, meter, metadata, DESTINATION_TABLE)
+            goto = DESTINATION_TABLE if tenant.total is None else TENANT_TABLE
+            self.add(VM_TABLE, priority, match, number, meter, metadata, goto)
 
         if vm.ips:
             for source in _sources(vm.ips, own_only=level == BY_IP):
@@ -381,12 +394,11 @@ class _Builder:
         return True
 
     def destination(self, tenant: Tenant, vm: Vm | None, destination: Destination) -> None:
-        """Table 1."""
+        """Table 2."""
         network = destination.network
-        tenant_bits = self.numbers.tenants[tenant.name] << 32
-        metadata: int | str = f"{tenant_bits:#x}/{TENANT_MASK:#x}"
+        metadata: int | str = self.of_tenant(tenant)
         if vm is not None:
-            metadata = tenant_bits | self.numbers.meters[vm.key]
+            metadata = self.numbers.tenants[tenant.name] << 32 | self.numbers.meters[vm.key]
         self.add(
             DESTINATION_TABLE,
             DESTINATION_BASE + 2 * network.prefixlen + (vm is not None),
@@ -397,7 +409,7 @@ class _Builder:
         )
 
     def forwarding(self) -> None:
-        """Table 2."""
+        """Table 3."""
         forwarding = self.config.forwarding
         if forwarding.mode == "normal":
             self.add(FORWARDING_TABLE, DEFAULT_PRIORITY, {}, outputs=(NORMAL,))

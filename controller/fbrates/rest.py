@@ -16,10 +16,10 @@ from typing import Any
 
 from fbrates import config, loader, units
 from fbrates.changes import Changes, Wanted
-from fbrates.config import Destination, ShareError, Vm
+from fbrates.config import Limit, ShareError, Vm
 from fbrates.loader import InvalidConfig, plain
 from fbrates.service import Applied, Service, UnknownName
-from fbrates.store import StoreError
+from fbrates.store import StoreDoubt, StoreError
 from fbrates.sync import Waiter
 
 MAX_BODY = 65536
@@ -102,7 +102,9 @@ class Api:
             return self._route(method, path, body, _Asker(who, prefers_async(headers or {})))
         except StoreError as error:
             # Nothing has changed, or that is not known: see fbrates.store.StoreDoubt.
-            return RequestError(503, f"not stored: {error}", "database", None, "try again").response
+            doubt = isinstance(error, StoreDoubt)
+            said = "it is not known whether this is stored" if doubt else "not stored"
+            return RequestError(503, f"{said}: {error}", "database", None, "try again").response
         except InvalidConfig as error:
             problems = [problem.as_dict() for problem in error.problems]
             return Response(400, {"error": problems[0], "errors": problems})
@@ -159,6 +161,14 @@ class Api:
                 self._allow(method, "POST")
                 self.service.adopt(_datapath_id(name))
                 return Response(200, {"switch": name, "adopting": True})
+            case ["v1", "switches", name]:
+                self._allow(method, "DELETE")
+                try:
+                    self.service.forget(_datapath_id(name), asker.who)
+                except ValueError as error:
+                    allowed = "switches that are not connected"
+                    raise RequestError(409, str(error), "switch", name, allowed) from None
+                return Response(200, {"switch": name, "forgotten": True})
             case ["v1", "closed"]:
                 self._allow(method, "GET", "DELETE")
                 return self._closed(method, body, asker)
@@ -168,6 +178,9 @@ class Api:
             case ["v1", "tenants", tenant]:
                 self._allow(method, "GET")
                 return Response(200, service.tenant_view(service.tenant(tenant)))
+            case ["v1", "tenants", tenant, "rate"]:
+                self._allow(method, "GET", "PUT")
+                return self._rate(method, service.total(tenant), {"tenant": tenant}, body, asker)
             case ["v1", "tenants", tenant, "vms"]:
                 self._allow(method, "GET")
                 return Response(200, service.tenant_view(service.tenant(tenant))["vms"])
@@ -220,11 +233,13 @@ class Api:
                 "/v1/history/{number}/rollback",
                 "/v1/changes/{number}",
                 "/v1/closed",
+                "/v1/switches/{switch}",
                 "/v1/switches/{switch}/adopt",
                 "/v1/ports",
                 "/v1/ports/{port}",
                 "/v1/tenants",
                 "/v1/tenants/{tenant}",
+                "/v1/tenants/{tenant}/rate",
                 "/v1/tenants/{tenant}/vms/{vm}",
                 "/v1/tenants/{tenant}/vms/{vm}/rate",
                 "/v1/tenants/{tenant}/vms/{vm}/share",
@@ -250,7 +265,7 @@ class Api:
     def _rate(
         self,
         method: str,
-        limit: Vm | Destination,
+        limit: Limit,
         names: dict[str, str],
         body: bytes,
         asker: _Asker,

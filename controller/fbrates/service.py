@@ -23,9 +23,11 @@ from fbrates.config import (
     Config,
     Destination,
     Identity,
+    Limit,
     Network,
     Share,
     Tenant,
+    Total,
     Vm,
     check_port,
     check_shares,
@@ -70,7 +72,7 @@ class UnknownName(LookupError):
 class RateChange:
     """What became of a request to change a rate."""
 
-    limit: Vm | Destination
+    limit: Limit
     meter: int
     old: int | None
     new: int | None
@@ -416,7 +418,11 @@ class Service:
         """Free the numbers of which all switches have said that they do not have them."""
         if not self.retired:
             return
-        in_use = {number: switch.numbers_in_use() for number, switch in self.switches.items()}
+        asked = set().union(*(item.pending for item in self.retired.values()))
+        in_use = {
+            datapath_id: self.switches[datapath_id].numbers_in_use()
+            for datapath_id in asked & self.switches.keys()
+        }
         for number, item in list(self.retired.items()):
             item.pending = {
                 datapath_id
@@ -441,6 +447,14 @@ class Service:
             raise UnknownName("vm", name, list(vms))
         return vms[name]
 
+    def total(self, tenant: str) -> Total:
+        """Look a tenant's own rate up; raises UnknownName."""
+        found = self.tenant(tenant).total
+        if found is None:
+            those = [name for name, item in self.config.tenants.items() if item.total is not None]
+            raise UnknownName("rate of tenant", tenant, those)
+        return found
+
     @staticmethod
     def destination(owner: Vm | Tenant, network: Network) -> Destination:
         """Look a destination up; raises UnknownName."""
@@ -449,7 +463,7 @@ class Service:
             raise UnknownName("destination", text, list(owner.destinations))
         return owner.destinations[text]
 
-    def set_rate(self, limit: Vm | Destination, rate: int | None, who: str = "") -> RateChange:
+    def set_rate(self, limit: Limit, rate: int | None, who: str = "") -> RateChange:
         """Change one rate now, durably, on every switch that has it.
 
         A limited rate stays limited: one message to modify the meter.  To or from
@@ -474,7 +488,7 @@ class Service:
         rates = {**row["rates"], to: UNLIMITED if rate is None else rate}
         return [Operation(table, where, {**row, "rates": rates})]
 
-    def _set_rate(self, limit: Vm | Destination, rate: int | None) -> RateChange:
+    def _set_rate(self, limit: Limit, rate: int | None) -> RateChange:
         number = self.numbers.meters[limit.key]
         old = self.rates[limit.key]
         change = RateChange(limit, number, old, rate)
@@ -744,6 +758,25 @@ class Service:
         self._log.info("%s: no longer closed", identity)
         self._replan_all()
 
+    def forget(self, datapath_id: int, who: str = "") -> None:
+        """Do not count on a switch to come back; raises UnknownName, ValueError, StoreError."""
+        name = f"{datapath_id:016x}"
+        with self._lock:
+            self._ready_to_change()
+            if datapath_id in self.switches:
+                raise ValueError(f"switch {name} is connected")
+            if datapath_id not in {*self._errors, *self.taken_on}:
+                known = {*self._errors, *self.taken_on} - self.switches.keys()
+                raise UnknownName("switch", name, [f"{one:016x}" for one in sorted(known)])
+            state = self._state()
+            state.taken_on = {
+                number: others for number, others in self.taken_on.items() if number != datapath_id
+            }
+            self._keeper.save(to_rows(state), who, f"forgot switch {name}")
+            self.taken_on = state.taken_on
+            self._errors.pop(datapath_id, None)
+            self._free_numbers()
+
     def adopt(self, datapath_id: int) -> None:
         """Take all meters of a switch that are in our range for ours; raises UnknownName."""
         if datapath_id not in self.switches:
@@ -771,7 +804,9 @@ class Service:
 
     def tenant_view(self, tenant: Tenant) -> dict[str, Any]:
         """One tenant."""
+        total = {} if tenant.total is None else self.limit_view(tenant.total)
         return {
+            **total,
             "vms": {name: self.vm_view(vm) for name, vm in tenant.vms.items()},
             "destinations": self._destinations_view(tenant.destinations),
         }
@@ -789,7 +824,7 @@ class Service:
         view["destinations"] = self._destinations_view(vm.destinations)
         return view
 
-    def limit_view(self, limit: Vm | Destination) -> dict[str, Any]:
+    def limit_view(self, limit: Limit) -> dict[str, Any]:
         """A rate, the file's rate and the meter."""
         number = self.numbers.meters[limit.key]
         if isinstance(limit, Vm) and limit.share is not None:
@@ -854,7 +889,8 @@ class Service:
             switch.name: {**switch.status(), "sharing": self.pollers[number].view()}
             for number, switch in self.switches.items()
         }
-        for datapath_id in {*self._errors, *(self.config.switches or ())} - self.switches.keys():
+        known = {*self._errors, *self.taken_on, *(self.config.switches or ())}
+        for datapath_id in known - self.switches.keys():
             switches[f"{datapath_id:016x}"] = {
                 "connected": False,
                 "in_sync": False,

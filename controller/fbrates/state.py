@@ -166,6 +166,8 @@ def export(state: State) -> dict[str, Any]:
     for name, rate in state.ports.items():
         document["ports"][name]["max-rate"] = units.format_rate(rate)
     for tenant_name, tenant in document["tenants"].items():
+        if tenant_name in state.rates:
+            tenant["rate"] = units.format_rate(state.rates[tenant_name])
         _export_rates(tenant, tenant_name, state.rates)
         for name, vm in (tenant.get("vms") or {}).items():
             key = f"{tenant_name}/{name}"
