@@ -112,13 +112,15 @@ class BondOracle(Oracle):
         self.ovs.appctl("fdb/add", self.bed.bridge, "out0", "0", DST_MAC)
 
     def forget(self) -> None:
+        super().forget()
         while True:
+            # None may be sent between these, or be on its way: the VM receives between reports.
             sent = self._lacpdus()
-            super().forget()
+            self.receiver.report()
+            self._received = self.receiver.report()
             self._lacpdus_before = self._lacpdus()
             if self._lacpdus_before == sent:
                 return
-            # One that was sent meanwhile may be in one of the counts only.
 
     def sums(self) -> Sums:
         # What the switch says to the VM is sent and received, or dropped, as well.
