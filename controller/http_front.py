@@ -10,7 +10,7 @@ from http.client import responses
 from typing import Any
 
 import framework
-from fbrates import metrics, origin
+from fbrates import metrics, origin, tokens
 from fbrates.rest import MAX_BODY, MAX_FILE, Api, RequestError, Response, too_large
 from fbrates.service import Service
 
@@ -27,6 +27,8 @@ class Front:
         self.api = api
         self.metrics = metrics.Metrics(service)
         self.names = frozenset(name.lower() for name in names if origin.NAME.fullmatch(name))
+        self.tokens: tokens.Tokens | None = None
+        """Who may ask what; None: whoever can connect, all."""
         self.answered: Callable[[Any], None] = lambda _environ: None
         """Told of the environment of each request that was answered."""
 
@@ -44,11 +46,15 @@ class Front:
         try:
             origin.check(headers, self.names)
             method, path = environ["REQUEST_METHOD"], _path(environ)
+            who, ceiling = f"REST from {environ.get('REMOTE_ADDR', '?')}", False
+            if self.tokens is not None:
+                role = self.tokens.role(headers)
+                tokens.check(role, method, path)
+                who, ceiling = f"{role.name} by {who}", role.tenant is not None
             if path == "/metrics" and method in ("GET", "HEAD"):
                 return 200, self.metrics.render(), [("Content-Type", metrics.CONTENT_TYPE)]
             body = _read_body(environ, headers, MAX_FILE if path == "/v1/apply" else MAX_BODY)
-            who = f"REST from {environ.get('REMOTE_ADDR', '?')}"
-            response = self.api.handle(method, path, body, headers, who)
+            response = self.api.handle(method, path, body, headers, who, ceiling)
         except RequestError as error:
             response = error.response
         except Exception:

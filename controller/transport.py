@@ -92,6 +92,8 @@ class Listener:
         self.admission = admission
         self.name = name
         self.failures = 0
+        self.tls: ssl.SSLContext | None = None
+        """What each connection is to have; its handshake is done by whoever reads first."""
         self._socket = listening
         self._told = False
 
@@ -112,6 +114,14 @@ class Listener:
                 eventlet.sleep(ACCEPT_PAUSE)
                 continue
             self._told = False
+            if self.tls is not None:
+                try:
+                    connection = self.tls.wrap_socket(
+                        connection, server_side=True, do_handshake_on_connect=False
+                    )
+                except (OSError, ValueError):
+                    connection.close()
+                    continue
             wire = Wire(connection)
             self.admission.admit(_Handle(wire), str(address[0]) if address else "")
             return wire, address
@@ -123,6 +133,18 @@ class Listener:
     def touch(self, wire: Any) -> None:
         """The connection has done what it is for."""
         self.admission.touch(_Handle(wire))
+
+
+class HttpProtocol(eventlet.wsgi.HttpProtocol):  # type: ignore[misc]
+    """One that knows that a connection may fail to become one of TLS."""
+
+    def handle(self) -> None:
+        """Answer requests until the connection ends."""
+        try:
+            super().handle()
+        except ssl.SSLError as error:
+            LOG.debug("REST: TLS with %s: %s", self.client_address, error)
+            self.close_connection = 1
 
 
 @dataclass(frozen=True)

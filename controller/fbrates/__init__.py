@@ -19,6 +19,7 @@ service     all switches and all tenants: reload, live rate changes, status
 changes     what became of changes that were asked for
 rest        HTTP requests -> service calls -> JSON
 admission   limits on connections
+tokens      who may ask what of REST
 origin      which HTTP requests are refused because a web page made them
 metrics     the same state for Prometheus
 launch      the command fb-controller

@@ -11,6 +11,7 @@ import argparse
 import http.client
 import json
 import os
+import ssl
 import sys
 import urllib.error
 import urllib.parse
@@ -22,6 +23,9 @@ from typing import Any
 PROGRAM = "flowbundler-ctl"
 DEFAULT_URL = "http://127.0.0.1:8080"
 TIMEOUT = 10.0
+
+_headers: list[tuple[str, str]] = []
+_handlers: list[urllib.request.BaseHandler] = []
 
 
 class Failure(Exception):
@@ -42,6 +46,18 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument(
         "--url", default=url, help=f"the controller (default FLOWBUNDLER_URL or {DEFAULT_URL})"
+    )
+    top.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default=os.environ.get("FLOWBUNDLER_TOKEN_FILE"),
+        help="the file that has your token (default FLOWBUNDLER_TOKEN_FILE)",
+    )
+    top.add_argument(
+        "--ca",
+        metavar="FILE",
+        default=os.environ.get("FLOWBUNDLER_CA"),
+        help="whose certificate an https controller has (PEM; default FLOWBUNDLER_CA)",
     )
     top.add_argument("--json", action="store_true", help="print the controller's answer as it is")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -114,7 +130,8 @@ def request(url: str, method: str, path: str, body: Any = None) -> tuple[int, An
     if data is not None:
         call.add_header("Content-Type", "application/json")
     # The controller is near: no proxy has a part in this.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *_handlers)
+    opener.addheaders += _headers
     try:
         with opener.open(call, timeout=TIMEOUT) as answer:
             return answer.status, json.load(answer)
@@ -466,10 +483,24 @@ COMMANDS = {
 }
 
 
+def _identify(options: argparse.Namespace) -> None:
+    """Take token and authority for all requests; raises Failure."""
+    try:
+        if options.token_file:
+            with open(options.token_file, encoding="ascii") as stream:
+                _headers.append(("Authorization", f"Bearer {stream.read().strip()}"))
+        if options.ca:
+            context = ssl.create_default_context(cafile=options.ca)
+            _handlers.append(urllib.request.HTTPSHandler(context=context))
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"--token-file, --ca: {error}") from None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(argv)
     try:
+        _identify(options)
         return COMMANDS[options.command](options)
     except Failure as failure:
         for line in str(failure).splitlines():

@@ -87,7 +87,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         type=address,
         default=("127.0.0.1", 8080),
         metavar="HOST:PORT",
-        help="where REST is (default 127.0.0.1:8080; it has no authentication)",
+        help="where REST is (default 127.0.0.1:8080)",
     )
     parser.add_argument(
         "--rest-name",
@@ -98,6 +98,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="a name under which REST is asked, beside localhost, IP addresses and the "
         "HOST of --rest-listen (repeatable)",
     )
+    for option, metavar, text in (
+        ("tls-key", "KEY", "REST by TLS: the controller's private key (PEM)"),
+        ("tls-cert", "CERT", "its certificate (PEM)"),
+        ("tokens", "FILE", "who may ask what of REST: tokens and roles (YAML)"),
+    ):
+        parser.add_argument(f"--rest-{option}", metavar=metavar, help=text)
     parser.add_argument("--check", action="store_true", help="only check the file: status 0 or 1")
     parser.add_argument(
         "--ryu-app",
@@ -111,6 +117,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     tls = (options.ofp_tls_key, options.ofp_tls_cert, options.ofp_tls_ca)
     if any(tls) and not all(tls):
         parser.error("--ofp-tls-key, --ofp-tls-cert and --ofp-tls-ca: give all three, or none")
+    if bool(options.rest_tls_key) != bool(options.rest_tls_cert):
+        parser.error("--rest-tls-key and --rest-tls-cert: give both, or none")
     if options.check and not options.config:
         parser.error("--check needs --config")
     return options
@@ -185,7 +193,7 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
 
     import framework
     import transport
-    from fbrates import dbserver
+    from fbrates import dbserver, tokens
     from fbrates.loader import InvalidConfig
     from fbrates.store import StoreError
 
@@ -197,6 +205,20 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
         except (OSError, ValueError) as error:
             print(f"{PROGRAM}: --ofp-tls-...: {', '.join(files)}: {error}", file=sys.stderr)
             return 1
+    rest_context, rest_tokens = None, None
+    try:
+        if options.rest_tls_key:
+            files = (options.rest_tls_key, options.rest_tls_cert)
+            rest_context = transport.Tls(*map(Path, files)).context()
+        if options.rest_tokens:
+            rest_tokens = tokens.Tokens.load(options.rest_tokens)
+    except InvalidConfig as error:
+        for problem in error.problems:
+            print(problem.text(options.rest_tokens), file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        print(f"{PROGRAM}: --rest-tls-...: {', '.join(files)}: {error}", file=sys.stderr)
+        return 1
     descriptors = transport.raise_descriptor_limit()
     ofp = _listen(eventlet, "OpenFlow", options.ofp_listen, OPENFLOW_PATIENCE, descriptors)
     rest = _listen(eventlet, "REST", options.rest_listen, REST_PATIENCE, descriptors)
@@ -242,10 +264,23 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
     assert application is not None
     application.openflow = ofp
     application.rest = rest
+    application.front.tokens = rest_tokens
+    rest.tls = rest_context
     application.front.answered = lambda environ: rest.touch(environ["eventlet.input"].get_socket())
     wsgi = manager.contexts.get("wsgi", application.front)
+    if rest_tokens is not None:
+        # What other applications answer asks for no token.
+        wsgi = application.front
     log = logging.getLogger("eventlet.wsgi.server")
-    eventlet.spawn(eventlet.wsgi.server, rest, wsgi, log, socket_timeout=REST_PATIENCE, debug=False)
+    eventlet.spawn(
+        eventlet.wsgi.server,
+        rest,
+        wsgi,
+        log,
+        protocol=transport.HttpProtocol,
+        socket_timeout=REST_PATIENCE,
+        debug=False,
+    )
     if database is not None:
         eventlet.spawn(_keep_alive, eventlet, database)
     _handle_signals(eventlet, framework.hub)

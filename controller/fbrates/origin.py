@@ -1,6 +1,6 @@
 """Requests that web pages make are refused.
 
-REST has no authentication: who reaches it may use it.  A browser on the same machine
+Without tokens who reaches REST may use it.  A browser on the same machine
 reaches it, too, and lets any page that it shows send requests: across origins it only
 keeps the answers from the page, and not even that from a page whose name was made to
 resolve to this machine's address (DNS rebinding).  What a page cannot help is that the

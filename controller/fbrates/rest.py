@@ -91,15 +91,19 @@ class Api:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         who: str = "",
+        ceiling: bool = False,
     ) -> Response:
         """Answer a request; `path` is percent-decoded and without the query.
 
-        `headers` looks names up in any case; `who` asks, for the history.
+        `headers` looks names up in any case; `who` asks, for the history, and may
+        with `ceiling` set no rate above what was applied.
         """
         try:
             if len(body) > (most := MAX_FILE if path == "/v1/apply" else MAX_BODY):
                 raise too_large(most)
-            return self._route(method, path, body, _Asker(who, prefers_async(headers or {})))
+            return self._route(
+                method, path, body, _Asker(who, prefers_async(headers or {}), ceiling)
+            )
         except StoreError as error:
             # Nothing has changed, or that is not known: see fbrates.store.StoreDoubt.
             doubt = isinstance(error, StoreDoubt)
@@ -281,6 +285,11 @@ class Api:
                 f"PUT /v1/tenants/{limit.tenant}/vms/{limit.name}/share with {SHARE_KEYS}",
             )
         rate = parse_rate_body(body)
+        if asker.ceiling and limit.rate is not None and (rate is None or rate > limit.rate):
+            most = units.format_rate(limit.rate)
+            raise RequestError(
+                403, "is above what you have", "rate", units.format_rate(rate), f"at most {most}"
+            )
         started = self._clock()
         change = self.service.set_rate(limit, rate, asker.who)
         answer: dict[str, Any] = {
@@ -469,6 +478,8 @@ class _Asker:
     who: str
     later: bool
     """Whether it wants to be answered before switches are."""
+    ceiling: bool = False
+    """Whether it may not go above what was applied."""
 
 
 def too_large(most: int = MAX_BODY) -> RequestError:
