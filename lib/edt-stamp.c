@@ -90,9 +90,9 @@ edt_stamp_n_segments(struct dp_packet *packet)
 }
 
 /* Returns what TSO packet 'packet' will be on the wire, where it is several
- * packets. */
-static struct edt_amount
-tso_packet_amount(struct dp_packet *packet)
+ * packets, each with its headers. */
+struct edt_amount
+edt_stamp_tso_amount(struct dp_packet *packet)
 {
     const char *payload = shaper_tso_payload(packet);
     struct edt_amount amount = { dp_packet_size(packet), 1 };
@@ -116,7 +116,7 @@ count_packets(struct dp_packet_batch *batch, bool tso_enabled, uint32_t *ends)
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
         if (OVS_UNLIKELY(tso_enabled) && shaper_is_tso(packet)) {
-            packets += tso_packet_amount(packet).packets;
+            packets += edt_stamp_tso_amount(packet).packets;
         } else {
             packets++;
         }
@@ -256,7 +256,7 @@ edt_stamp_batch(struct edt_chains *chains, struct edt_chain *chain,
 
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
         if (OVS_UNLIKELY(tso_enabled) && shaper_is_tso(packet)) {
-            bytes += tso_packet_amount(packet).bytes;
+            bytes += edt_stamp_tso_amount(packet).bytes;
         } else {
             bytes += dp_packet_size(packet);
         }
@@ -283,6 +283,7 @@ edt_stamp_batch(struct edt_chains *chains, struct edt_chain *chain,
 
     admitted = MIN(n, room);
     if (OVS_UNLIKELY(tso_enabled)) {
+        room = MIN(room, MAX(EDT_STAMP_MAX_SEGMENTS, n));
         while (admitted && packet_ends[admitted - 1] > room) {
             admitted--;
         }

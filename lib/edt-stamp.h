@@ -53,6 +53,10 @@ struct nlattr;
 
 #define EDT_CHAIN_MAX 4
 
+/* Segments that a meter admits of a batch: 32 TSO packets of 64 kB in segments
+ * of 512 bytes.  Shapers cut them while others wait. */
+#define EDT_STAMP_MAX_SEGMENTS 4096
+
 struct edt_chain_link {
     struct edt_meter *meter;
     const struct edt_params *params;
@@ -92,5 +96,6 @@ void edt_stamp_batch(struct edt_chains *, struct edt_chain *,
                      uint32_t room, uint64_t now_ns,
                      struct edt_stamp_result *);
 uint32_t edt_stamp_n_segments(struct dp_packet *);
+struct edt_amount edt_stamp_tso_amount(struct dp_packet *);
 
 #endif /* edt-stamp.h */

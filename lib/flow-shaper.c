@@ -278,6 +278,7 @@ struct flow_shaper {
     uint32_t n_held;                /* Packets. */
     uint32_t n_kept;                /* Of them, after the last drain. */
     uint32_t n_unstamped;           /* Of them, without an EDT. */
+    uint32_t n_cut;                 /* Segments made in this call. */
     uint64_t held_bytes;
     uint32_t n_flows;
     uint32_t n_busy;                /* Of them, those that hold packets. */
@@ -1571,6 +1572,34 @@ shaper_hold(struct flow_shaper *s, const struct arrival *a,
     return NULL;
 }
 
+/* Returns true if there is room for at least one of the segments, 'n_segs', of
+ * 'packet', that of 'a', which 'source' has received and of which the FIFO is
+ * 'q', if it exists; otherwise stores in '*cause' why not.  To be asked before
+ * they are made. */
+static bool
+segments_have_room(const struct flow_shaper *s, const struct dp_packet *packet,
+                   uint32_t n_segs, struct shaper_source source,
+                   const struct flow_queue *q, enum shaper_counter *cause)
+{
+    uint8_t heap = shaper_thread_heap(s->thread);
+
+    if (!n_segs || n_segs > MAX_SEGMENTS
+        || s->n_cut + n_segs > EDT_STAMP_MAX_SEGMENTS) {
+        *cause = SHAPER_DROP_SEGMENT;
+    } else if (shaper_n_held(s) >= s->config->max_backlog) {
+        *cause = SHAPER_DROP_BACKLOG;
+    } else if (!(packet->md.edt.flags & EDT_PROMISED
+                 ? shaper_thread_admitted_room(s->thread, heap)
+                 : shaper_thread_room(s->thread, heap, source.port))) {
+        *cause = SHAPER_DROP_BUDGET;
+    } else if ((!q || !q->n_packets) && !flows_have_room(s, source.port)) {
+        *cause = SHAPER_DROP_FLOWS;
+    } else {
+        return true;
+    }
+    return false;
+}
+
 /* Replaces TSO packet 'packet' by its segments, which depart one after the
  * other at the rate of the packet's meter. */
 static void
@@ -1581,15 +1610,17 @@ shaper_hold_segments(struct flow_shaper *s, const struct arrival *a,
     const struct edt_stamp stamp = packet->md.edt;
     const uint32_t n_segs = edt_stamp_n_segments(packet);
     struct dp_packet_batch *batches;
+    enum shaper_counter cause;
     uint64_t bytes_before = 0;
     size_t n_batches;
 
-    if (!n_segs || n_segs > MAX_SEGMENTS) {
-        count_drop(s, &s->classes[a->class_idx], SHAPER_DROP_SEGMENT);
+    if (!segments_have_room(s, packet, n_segs, source, q, &cause)) {
+        count_drop(s, &s->classes[a->class_idx], cause);
         dp_packet_delete(packet);
         return;
     }
 
+    s->n_cut += n_segs;
     batches = shaper_segment(packet, n_segs, &n_batches);
     for (size_t i = 0; i < n_batches; i++) {
         struct dp_packet *seg;
@@ -1842,6 +1873,8 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
         return 0;
     }
 
+    s->n_cut = 0;
+
     /* In passes, so that the cache misses of different flows overlap.  'same'
      * tells the packets that come right after another one of their flow. */
     DP_PACKET_BATCH_FOR_EACH (j, packet, batch) {
@@ -1958,6 +1991,7 @@ flow_shaper_put(struct flow_shaper *s, struct dp_packet *packet,
     if (OVS_UNLIKELY(shaper_line(s))) {
         line_clamp_edt(packet, now_ns);
     }
+    s->n_cut = 0;
     arrival_init(s, &a, packet, source, tso_enabled, now_ns);
     if (!a.may_wait) {
         arrival_key(packet, source, &a.key);
@@ -2060,6 +2094,7 @@ struct drain {
     uint64_t bytes;                 /* Sent in all. */
     int n_expired;
     bool full;
+    bool tso;                       /* Are packets cut when they are sent? */
 
     /* Not NULL if packets go on to the delay line: where each was received. */
     struct shaper_source *sources;
@@ -2230,6 +2265,20 @@ flow_expire(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
     return true;
 }
 
+/* Returns the bytes of 'held' that count at port and queue: those of what it
+ * will be on the wire, and what the configuration adds to each packet. */
+static inline uint32_t
+held_charged(const struct flow_shaper *s, const struct drain *d,
+             const struct held_packet *held)
+{
+    struct edt_amount amount = { held_bytes(held), 1 };
+
+    if (OVS_UNLIKELY(d->tso) && shaper_is_tso(held->packet)) {
+        amount = edt_stamp_tso_amount(held->packet);
+    }
+    return amount.bytes + amount.packets * s->config->overhead_bytes;
+}
+
 /* Sends the head of the first ready FIFO of 'class', unless it has expired.
  * Returns the bytes that count at port and queue, 0 if none. */
 static uint32_t
@@ -2250,7 +2299,7 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
         return 0;
     }
 
-    charged = held_bytes(head) + s->config->overhead_bytes;
+    charged = held_charged(s, d, head);
     ovs_list_pop_front(&class->ready);
     drain_send(s, q, class, d);
     return charged;
@@ -2490,6 +2539,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
         .now_ns = now_ns,
         .sources = sources,
         .departures = departures,
+        .tso = userspace_tso_enabled(),
     };
     const bool has_share = s->core_id == NON_PMD_CORE_ID && s->config->paced;
     uint64_t port_start = 0;

@@ -147,6 +147,13 @@ shaper_thread_pool(struct shaper_thread *thread,
     return find_pool(thread, shaper_packet_mempool(packet));
 }
 
+/* Returns the index in 'thread' of the heap. */
+uint8_t
+shaper_thread_heap(struct shaper_thread *thread)
+{
+    return find_pool(thread, NULL);
+}
+
 /* Returns 'array' (NULL if '*n' is 0), which has '*n' elements of 'size'
  * bytes, grown, with zeros, so that it has an element number 'index'.  What a
  * thread counts in for each packet shares no cache line with what others

@@ -112,6 +112,7 @@ struct shaper_thread *shaper_thread_create(void);
 void shaper_thread_destroy(struct shaper_thread *);
 
 uint8_t shaper_thread_pool(struct shaper_thread *, const struct dp_packet *);
+uint8_t shaper_thread_heap(struct shaper_thread *);
 void shaper_thread_grow__(struct shaper_thread *, uint8_t pool_idx,
                           struct shaper_source);
 void shaper_thread_grow_meters__(struct shaper_thread *, uint32_t meter_id);

@@ -2766,6 +2766,129 @@ test_hash(void)
     free(hashes);
 }
 
+static void
+enable_tso(void)
+{
+    struct smap config = SMAP_INITIALIZER(&config);
+
+    smap_add(&config, "userspace-tso-enable", "true");
+    userspace_tso_init(&config);
+    smap_destroy(&config);
+    CHECK(userspace_tso_enabled(), "TSO is not enabled");
+}
+
+#define TSO_HEADER (ETH_HEADER_LEN + IP_HEADER_LEN + TCP_HEADER_LEN)
+
+/* Returns a packet of 'size' bytes that is to be cut into segments with
+ * 'segsz' bytes of payload, and that says that its TCP header has 'tcp_offset'
+ * words. */
+static struct dp_packet *
+tso_packet_create(size_t size, uint16_t segsz, uint8_t tcp_offset)
+{
+    struct dp_packet *packet = dp_packet_new(size);
+    uint8_t *data = dp_packet_put_zeros(packet, size);
+
+    data[12] = 0x08;
+    data[14] = 0x45;
+    data[23] = IPPROTO_TCP;
+    data[46] = tcp_offset << 4;
+    dp_packet_reset_offsets(packet);
+    packet->l3_ofs = ETH_HEADER_LEN;
+    packet->l4_ofs = ETH_HEADER_LEN + IP_HEADER_LEN;
+#ifndef DP_PACKET_OL_SHIFT_COUNT
+    dp_packet_hwol_set_tcp_seg(packet);
+#endif
+    dp_packet_set_tso_segsz(packet, segsz);
+    pkt_metadata_init(&packet->md, ODPP_NONE);
+    return packet;
+}
+
+/* However short the segments are that guests ask for, a batch is not cut into
+ * more than there may be, and nothing is cut that there is no room for. */
+static void
+test_tso_bound(void)
+{
+    enum { MAX_CUT = 4096, SEGMENTS = 2000 };
+
+    enable_tso();
+    for (int full = 0; full < 2; full++) {
+        struct shaper_source sources[MAX_BATCH];
+        struct options o = OPTIONS_DEFAULT;
+        struct dp_packet_batch batch;
+        struct shaper_stats stats;
+        struct world w;
+        uint64_t dropped;
+        size_t held;
+
+        if (full) {
+            o.max_backlog = 1;
+        }
+        world_init(&w, &o);
+        dp_packet_batch_init(&batch);
+        for (int i = 0; i < MAX_BATCH; i++) {
+            struct dp_packet *packet
+                = tso_packet_create(TSO_HEADER + 32 * SEGMENTS, 32, 5);
+
+            set_edt(packet, w.now_ns + MS, 1000, 1);
+            dp_packet_batch_add(&batch, packet);
+            sources[i] = test_source(0);
+        }
+        flow_shaper_enqueue(w.s, &batch, sources, w.now_ns);
+        CHECK(dp_packet_batch_is_empty(&batch), "packets pass");
+
+        memset(&stats, 0, sizeof stats);
+        flow_shaper_get_stats(w.s, &stats);
+        held = flow_shaper_backlog(w.s);
+        dropped = stats.counters[full ? SHAPER_DROP_BACKLOG
+                                 : SHAPER_DROP_SEGMENT];
+        /* The first finds room for one segment, the others for none. */
+        CHECK(full ? held == 1 && dropped == SEGMENTS - 1 + MAX_BATCH - 1
+              : held == MAX_CUT / SEGMENTS * SEGMENTS
+                && dropped == MAX_BATCH - MAX_CUT / SEGMENTS,
+              "%"PRIuSIZE" held and %"PRIu64" dropped", held, dropped);
+        world_destroy(&w);
+    }
+}
+
+/* A packet that is cut later is charged to the port's rate as what it will be
+ * on the wire. */
+static void
+test_tso_rate(void)
+{
+    const struct shaper_source source = test_source(0);
+    const uint32_t size = TSO_HEADER + 45 * 1400;
+    const uint64_t duration_ns = 1000 * MS;
+    struct options o = OPTIONS_DEFAULT;
+    struct dp_packet_batch batch;
+    uint64_t start_ns, wire, n = 0;
+    struct world w;
+
+    enable_tso();
+    o.port_rate_bps = 1000000000;
+    o.overhead_bytes = 24;
+    wire = size + 44 * TSO_HEADER + 45 * o.overhead_bytes;
+    world_init(&w, &o);
+    for (start_ns = w.now_ns; w.now_ns < start_ns + duration_ns;
+         w.now_ns += 10000) {
+        while (flow_shaper_backlog(w.s) < 10) {
+            dp_packet_batch_init_packet(&batch,
+                                        tso_packet_create(size, 1400, 5));
+            flow_shaper_enqueue(w.s, &batch, &source, w.now_ns);
+            CHECK(dp_packet_batch_is_empty(&batch), "a packet passes");
+        }
+        while (flow_shaper_drain(w.s, &batch, w.now_ns)) {
+            n += dp_packet_batch_size(&batch);
+            dp_packet_delete_batch(&batch, true);
+        }
+        flow_shaper_end_drain(w.s, n, w.now_ns);
+    }
+
+    double rate = n * wire * 8e9 / duration_ns / o.port_rate_bps;
+
+    CHECK(rate > 0.995 && rate < 1.005, "%.4f of the rate leaves", rate);
+    world_destroy(&w);
+}
+
 /* What a guest calls a packet to be segmented and is none is dropped, and
  * counted. */
 static void
@@ -2779,13 +2902,8 @@ test_bad_tso(void)
         { 0, 1400, 9000 }, { 4, 1400, 9000 }, { 15, 1400, 90 },
         { 5, 0, 9000 }, { 5, 1, 9000 }, { 5, 3, 9000 },
     };
-    struct smap config = SMAP_INITIALIZER(&config);
 
-    smap_add(&config, "userspace-tso-enable", "true");
-    userspace_tso_init(&config);
-    smap_destroy(&config);
-    CHECK(userspace_tso_enabled(), "TSO is not enabled");
-
+    enable_tso();
     for (size_t i = 0; i <= ARRAY_SIZE(cases); i++) {
         bool good = i == ARRAY_SIZE(cases);
         struct options o = OPTIONS_DEFAULT;
@@ -2795,24 +2913,13 @@ test_bad_tso(void)
         struct world w;
 
         world_init(&w, &o);
-        struct dp_packet *packet = dp_packet_new(9000);
-        size_t size = good ? 9000 : cases[i].size;
-        uint8_t *data = dp_packet_put_zeros(packet, size);
+        struct dp_packet *packet
+            = tso_packet_create(good ? 9000 : cases[i].size,
+                                good ? 1400 : cases[i].segsz,
+                                good ? 5 : cases[i].tcp_offset);
 
-        data[12] = 0x08;
-        data[14] = 0x45;
-        data[23] = IPPROTO_TCP;
-        data[46] = (good ? 5 : cases[i].tcp_offset) << 4;
-        dp_packet_reset_offsets(packet);
-        packet->l3_ofs = ETH_HEADER_LEN;
-        packet->l4_ofs = ETH_HEADER_LEN + IP_HEADER_LEN;
-#ifndef DP_PACKET_OL_SHIFT_COUNT
-        dp_packet_hwol_set_tcp_seg(packet);
-#endif
-        dp_packet_set_tso_segsz(packet, good ? 1400 : cases[i].segsz);
         /* Without a segment size it is an ordinary packet, or a bad one. */
         bool bad = !good && shaper_is_tso(packet);
-        pkt_metadata_init(&packet->md, ODPP_NONE);
         set_edt(packet, w.now_ns + MS, 1000, 1);
         dp_packet_batch_init_packet(&batch, packet);
         flow_shaper_enqueue(w.s, &batch, &source, w.now_ns);
@@ -2832,6 +2939,8 @@ static const struct test tests[] = {
     { "key", test_key },
     { "hash", test_hash },
     { "bad-tso", test_bad_tso },
+    { "tso-bound", test_tso_bound },
+    { "tso-rate", test_tso_rate },
     { "garbage", test_garbage },
     { "bypass", test_bypass },
     { "closing", test_closing },
