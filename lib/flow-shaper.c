@@ -294,6 +294,7 @@ struct flow_shaper {
     struct packet_chunk *free_chunks;
     struct flow_queue *free_flows;
     struct shaper_control control;
+    struct shaper_source drained[NETDEV_MAX_BURST]; /* Of the last drain. */
 
     struct shaper_class *classes;
     size_t n_classes;
@@ -2096,9 +2097,9 @@ struct drain {
     bool full;
     bool tso;                       /* Are packets cut when they are sent? */
 
-    /* Not NULL if packets go on to the delay line: where each was received. */
-    struct shaper_source *sources;
-    uint64_t *departures;           /* When each could leave. */
+    struct shaper_source *sources;  /* Where each packet was received. */
+    /* Not NULL if packets go on to the delay line: when each could leave. */
+    uint64_t *departures;
     uint64_t pace_ns;               /* When port and queue allow the next. */
 
     /* The last packets, which have left their FIFO but are not yet taken off
@@ -2146,16 +2147,14 @@ mark_late(struct flow_shaper *s, struct dp_packet *packet)
     }
 }
 
-/* Notes of 'head', which is about to join the batch and had 'edt_ns', what the
+/* Notes of a packet that is about to join the batch and had 'edt_ns' what the
  * delay line has to know.  Its delay begins when it could have left, which may
  * be before this poll, so that a poll that comes late counts once. */
 static void
-drain_to_line(const struct drain *d, const struct held_packet *head,
-              uint64_t edt_ns)
+drain_to_line(const struct drain *d, uint64_t edt_ns)
 {
     const size_t i = dp_packet_batch_size(d->batch);
 
-    d->sources[i] = head->source;
     d->departures[i] = MIN(MAX(edt_ns, d->pace_ns), d->now_ns);
 }
 
@@ -2202,8 +2201,9 @@ drain_send(struct flow_shaper *s, struct flow_queue *q,
     counter_add(&q->tx_bytes, bytes);
     shaper_thread_uncount_meter(s->thread, q->first_meter, 1);
 
-    if (OVS_UNLIKELY(d->sources)) {
-        drain_to_line(d, head, MAX(edt_ns, head->edt_ns));
+    d->sources[dp_packet_batch_size(d->batch)] = head->source;
+    if (OVS_UNLIKELY(d->departures)) {
+        drain_to_line(d, MAX(edt_ns, head->edt_ns));
     }
     dp_packet_batch_add(d->batch, packet);
     d->full = dp_packet_batch_size(d->batch) == NETDEV_MAX_BURST;
@@ -2459,7 +2459,7 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
             break;
         }
 
-        if (OVS_UNLIKELY(d->sources)) {
+        if (OVS_UNLIKELY(d->departures)) {
             d->pace_ns = drain_pace_ns(d, p != NULL, start + cost);
         }
 
@@ -2525,9 +2525,9 @@ release_all(struct flow_shaper *s, uint64_t now_ns)
     flows_for_each(s, reschedule_cb, &now_ns);
 }
 
-/* Does what flow_shaper_drain() is to do, but for the delay line.  If there is
- * one, stores in 'sources[i]' where packet i was received and in
- * 'departures[i]' when it could leave, otherwise both are NULL. */
+/* Does what flow_shaper_drain() is to do, but for the delay line.  Stores in
+ * 'sources[i]' where packet i was received and, if there is a delay line, in
+ * 'departures[i]' when it could leave; otherwise 'departures' is NULL. */
 static size_t
 shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
              struct shaper_source *sources, uint64_t *departures,
@@ -2624,16 +2624,15 @@ static size_t
 shaper_drain_line(struct flow_shaper *s, struct dp_packet_batch *batch,
                   uint64_t now_ns)
 {
-    struct shaper_source sources[NETDEV_MAX_BURST];
     uint64_t departures[NETDEV_MAX_BURST];
     struct dp_packet *packet;
     size_t n, n_line;
 
-    n = shaper_drain(s, batch, sources, departures, now_ns);
+    n = shaper_drain(s, batch, s->drained, departures, now_ns);
     DP_PACKET_BATCH_FOR_EACH (i, packet, batch) {
-        line_put(s, packet, sources[i], departures[i], now_ns);
+        line_put(s, packet, s->drained[i], departures[i], now_ns);
     }
-    n_line = shaper_drain(s->line, batch, NULL, NULL, now_ns);
+    n_line = shaper_drain(s->line, batch, s->drained, NULL, now_ns);
     return MAX(n, n_line);
 }
 
@@ -2654,7 +2653,16 @@ flow_shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
 {
     return (OVS_UNLIKELY(shaper_line(s))
             ? shaper_drain_line(s, batch, now_ns)
-            : shaper_drain(s, batch, NULL, NULL, now_ns));
+            : shaper_drain(s, batch, s->drained, NULL, now_ns));
+}
+
+/* Returns where the packets that the last flow_shaper_drain() of 's' has put
+ * into its batch were received, in their order.  (Of what has been delayed
+ * only the port is known.) */
+const struct shaper_source *
+flow_shaper_drained_sources(const struct flow_shaper *s)
+{
+    return s->drained;
 }
 
 /* Ends a drain of 's' that has sent 'n_sent' packets in all. */

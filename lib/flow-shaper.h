@@ -223,6 +223,8 @@ void flow_shaper_put(struct flow_shaper *, struct dp_packet *,
 size_t flow_shaper_n_new(const struct flow_shaper *);
 size_t flow_shaper_drain(struct flow_shaper *, struct dp_packet_batch *,
                          uint64_t now_ns);
+const struct shaper_source *flow_shaper_drained_sources(
+    const struct flow_shaper *);
 void flow_shaper_end_drain(struct flow_shaper *, size_t n_sent,
                            uint64_t now_ns);
 uint64_t flow_shaper_next_due(const struct flow_shaper *, uint64_t now_ns);

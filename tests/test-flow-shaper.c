@@ -871,6 +871,13 @@ world_drain(struct world *w, size_t max)
         }
         n = dp_packet_batch_size(&batch);
         DP_PACKET_BATCH_FOR_EACH (i, packet, &batch) {
+            struct shaper_source from = flow_shaper_drained_sources(w->s)[i];
+            uint16_t source = records[packet_number(packet)].source;
+
+            CHECK(from.port == source
+                  && from.rxq == test_source(source).rxq,
+                  "packet from port %u is said to be from %u", source,
+                  from.port);
             world_sent(w, packet);
         }
         dp_packet_delete_batch(&batch, true);
