@@ -28,6 +28,7 @@
 #include "packets.h"
 #include "shaper-ecn.h"
 #include "shaper-offload.h"
+#include "shaper-queue.h"
 #include "userspace-tso.h"
 #include "util.h"
 
@@ -47,9 +48,18 @@ COVERAGE_DEFINE(flowbundler_drop_removed);
 COVERAGE_DEFINE(flowbundler_drop_segment);
 COVERAGE_DEFINE(flowbundler_ecn_marked);
 
-/* Lag that a pace catches up on while packets wait for it.  Longer ones than
+/* Lag that a rate catches up on while packets wait for it.  Longer ones than
  * this are not polls that came late but a thread that stood still. */
-#define MAX_CATCH_UP_NS UINT64_C(10000000)
+#define MAX_CATCH_UP_NS EDT_PACE_CATCH_UP_NS
+
+/* If there are more queues than this that wait for their rates, they wait in
+ * the wheel.  A queue looks at its rate again after MAX_WAIT_NS at the latest,
+ * since it may have become more meanwhile. */
+#define MAX_POLLED_CLASSES 8
+#define MAX_WAIT_NS UINT64_C(100000)
+
+/* Time after which the main thread looks again at rates that it shares. */
+#define MAIN_POLL_NS UINT64_C(1000000)
 
 /* Segments of a TSO packet: 64 kB of segments as short as no TCP has them (the
  * least that Linux sends is 48 bytes).  What a guest asks for in one packet
@@ -64,12 +74,6 @@ COVERAGE_DEFINE(flowbundler_ecn_marked);
  * thresholds, Choudhury and Hahne, 1998): alone it gets 8/9 of them, and there
  * is always something left for a port that has none yet. */
 #define FLOWS_SHARE 8
-
-/* What may go ahead of a rate before others have to make up for it, beside
- * MAX_CATCH_UP_NS of it: the bursts of address resolution. */
-#define MAX_DEBT_BYTES \
-    (SHAPER_CONTROL_BURST * SHAPER_CONTROL_PORT_PARTS \
-     / SHAPER_CONTROL_ALL_PARTS)
 
 #define SHARE_PARTS 2               /* See share_begin(). */
 #define MAX_EXPIRED 64              /* Dropped in one call at most. */
@@ -183,7 +187,8 @@ struct shaper_node {
 enum flow_state {
     FLOW_IDLE,                      /* Empty, in 'idle_flows'. */
     FLOW_WAITING,                   /* In the wheel. */
-    FLOW_READY,                     /* Head is due, in its class's 'ready'. */
+    FLOW_READY,                     /* Head is due, in its class's 'ready' or
+                                     * 'queue'. */
 };
 
 /* A FIFO.  Most packets need nothing but its first two cache lines. */
@@ -224,20 +229,25 @@ OVS_ALIGNED_STRUCT(CACHE_LINE_SIZE, flow_queue) {
     uint64_t turn_edt_ns;           /* Of all packets of the turn. */
     uint64_t max_delay_ns;          /* Of its meters. */
     uint64_t ecn_threshold_ns;      /* Of its meters. */
+
+    struct shaper_turn turn;        /* In its class's 'queue', if that has a
+                                     * rate. */
 };
 
 /* An output queue. */
 struct shaper_class {
     struct shaper_node node;
     bool waiting;                   /* In the wheel, until it may send. */
-    bool backlogged;                /* Has had to wait since it last sent. */
     bool active;                    /* In 'active_classes'. */
+    bool sharing;                   /* In 'sharing_classes'. */
     uint8_t n_turns;                /* Packets sent since its turn came. */
     uint16_t level;
-    struct shaper_pace *pace;       /* May be NULL. */
-    struct ovs_list ready;          /* Of struct flow_queue. */
+    const struct edt_params *params; /* Of its own rate, or NULL. */
+    struct ovs_list ready;          /* Of struct flow_queue: those that no rate
+                                     * applies to. */
     struct ovs_list had_turn;       /* Within end_round(). */
     struct ovs_list active_node;
+    struct ovs_list sharing_node;
     uint64_t unstamped_bytes;       /* Held without an EDT. */
     uint64_t unstamped_limit;       /* Of these: 'max_delay_ns' at its rate. */
     uint32_t n_unstamped_flows;     /* FIFOs that hold these. */
@@ -245,6 +255,7 @@ struct shaper_class {
     atomic_uint64_t tx_packets;
     atomic_uint64_t tx_bytes;
     atomic_uint64_t drops;
+    struct shaper_queue queue;      /* Those that have to wait for a rate. */
 };
 
 #define SLAB_CHUNKS 256
@@ -284,11 +295,12 @@ struct flow_shaper {
     uint32_t n_busy;                /* Of them, those that hold packets. */
     uint32_t *busy_by_port;         /* Of these, by 'port'. */
     uint32_t n_ports;               /* Elements in 'busy_by_port'. */
-    bool port_backlogged;
     uint64_t share_ticks;           /* Until when the main thread has used its
                                      * share of rates. */
     uint64_t round_ns;              /* If not 0, of drain_due(). */
-    struct ovs_list active_classes;
+    struct ovs_list active_classes; /* With FIFOs that are ready. */
+    uint32_t n_active_classes;
+    struct ovs_list sharing_classes; /* Those that are not quiet. */
     struct ovs_list ahead_ready;    /* Of struct flow_queue, as a class's. */
     struct ovs_list idle_flows;     /* Longest idle first. */
     struct packet_chunk *free_chunks;
@@ -354,39 +366,7 @@ shaper_counter_name(enum shaper_counter counter)
     OVS_NOT_REACHED();
 }
 
-/* Paces and configurations. */
-
-/* Returns a new pace without a limit, owned by the caller. */
-struct shaper_pace *
-shaper_pace_create(void)
-{
-    /* Threads that share it write to it: nothing else is to be near. */
-    struct shaper_pace *pace = xzalloc_cacheline(sizeof *pace);
-
-    ovs_refcount_init(&pace->ref_cnt);
-    edt_meter_init(&pace->meter, NULL);
-    return pace;
-}
-
-/* Returns 'pace' with another reference.  Thread-safe. */
-struct shaper_pace *
-shaper_pace_ref(struct shaper_pace *pace)
-{
-    if (pace) {
-        ovs_refcount_ref(&pace->ref_cnt);
-    }
-    return pace;
-}
-
-/* Drops a reference to 'pace' (which may be NULL).  Thread-safe. */
-void
-shaper_pace_unref(struct shaper_pace *pace)
-{
-    if (pace && ovs_refcount_unref(&pace->ref_cnt) == 1) {
-        edt_meter_destroy(&pace->meter);
-        free_cacheline(pace);
-    }
-}
+/* Configurations. */
 
 /* Returns 'config_' with another reference.  Thread-safe. */
 struct shaper_config *
@@ -404,9 +384,11 @@ shaper_config_unref(struct shaper_config *config)
 {
     if (config && ovs_refcount_unref(&config->ref_cnt) == 1) {
         for (size_t i = 0; i < config->n_classes; i++) {
-            shaper_pace_unref(config->classes[i].pace);
+            edt_class_unref(config->classes[i].pace);
+            free(config->classes[i].params);
         }
-        shaper_pace_unref(config->port_pace);
+        edt_pace_unref(config->port_pace);
+        free(config->port_params);
         free(config->classes);
         free(config);
     }
@@ -589,6 +571,7 @@ flow_free(struct flow_shaper *s, struct flow_queue *q)
     }
     *p = q->next;
     ovs_list_remove(&q->list_node);
+    shaper_queue_leave(&s->classes[q->class_idx].queue, &q->turn);
     q->in_use = false;
     q->next = s->free_flows;
     s->free_flows = q;
@@ -639,6 +622,7 @@ flow_create(struct flow_shaper *s, const struct shaper_flow_key *key,
     q->n_line = 0;
     q->max_delay_ns = UINT64_MAX;
     q->ecn_threshold_ns = UINT64_MAX;
+    q->turn.state = SHAPER_TURN_NONE;
     atomic_store_relaxed(&q->tx_packets, UINT64_C(0));
     atomic_store_relaxed(&q->tx_bytes, UINT64_C(0));
     q->in_use = true;
@@ -696,8 +680,86 @@ class_activate(struct flow_shaper *s, struct shaper_class *class)
 {
     if (!class->active && !class->waiting) {
         class->active = true;
+        s->n_active_classes++;
         ovs_list_push_back(&s->active_classes, &class->active_node);
     }
+}
+
+/* Takes 'class' out of 'active_classes'. */
+static void
+class_deactivate(struct flow_shaper *s, struct shaper_class *class)
+{
+    class->active = false;
+    class->n_turns = 0;
+    s->n_active_classes--;
+    ovs_list_remove(&class->active_node);
+}
+
+/* Has 'class' to keep to a rate? */
+static inline bool
+class_is_paced(const struct flow_shaper *s, const struct shaper_class *class)
+{
+    return shaper_queue_is_paced(&class->queue) && !s->releasing;
+}
+
+/* Returns the FIFO of 'class' that is to send next, or NULL. */
+static inline struct flow_queue *
+class_first(struct shaper_class *class)
+{
+    struct shaper_turn *turn;
+
+    if (!ovs_list_is_empty(&class->ready)) {
+        return CONTAINER_OF(ovs_list_front(&class->ready), struct flow_queue,
+                            list_node);
+    }
+    turn = shaper_queue_first(&class->queue);
+    return turn ? CONTAINER_OF(turn, struct flow_queue, turn) : NULL;
+}
+
+/* Has 'class' a FIFO that is ready? */
+static inline bool
+class_has_ready(const struct shaper_class *class)
+{
+    return class->queue.ready.n || !ovs_list_is_empty(&class->ready);
+}
+
+/* Has 'class' be looked at in each poll until it is quiet. */
+static inline void
+class_begin_sharing(struct flow_shaper *s, struct shaper_class *class)
+{
+    if (!class->sharing) {
+        class->sharing = true;
+        ovs_list_push_back(&s->sharing_classes, &class->sharing_node);
+    }
+}
+
+/* Notes that 'bytes' bytes of 'class' have gone ahead of its rate. */
+static void
+class_charge_ahead(struct flow_shaper *s, struct shaper_class *class,
+                   uint32_t bytes)
+{
+    if (bytes && class_is_paced(s, class)) {
+        edt_share_charge(&class->queue.share, bytes);
+        class_begin_sharing(s, class);
+    }
+}
+
+/* Takes 'q', which is ready, out of its class's list. */
+static inline void
+flow_take(struct flow_shaper *s, struct flow_queue *q)
+{
+    if (q->turn.state == SHAPER_TURN_READY) {
+        shaper_queue_take(&flow_class(s, q)->queue, &q->turn);
+    } else {
+        ovs_list_remove(&q->list_node);
+    }
+}
+
+/* Lets 'q' rest if it has been taken and is not ready again. */
+static inline void
+flow_rest(struct flow_shaper *s, struct flow_queue *q)
+{
+    shaper_queue_rest(&flow_class(s, q)->queue, &q->turn);
 }
 
 static struct flow_queue *
@@ -715,7 +777,7 @@ flow_goes_ahead(const struct flow_queue *q)
 }
 
 static void
-flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
+flow_set_ready(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
 {
     struct shaper_class *class = flow_class(s, q);
 
@@ -725,7 +787,12 @@ flow_set_ready(struct flow_shaper *s, struct flow_queue *q)
         ovs_list_push_back(&s->ahead_ready, &q->list_node);
         return;
     }
-    ovs_list_push_back(&class->ready, &q->list_node);
+    if (class_is_paced(s, class)) {
+        shaper_queue_add(&class->queue, &q->turn, now_ns);
+        class_begin_sharing(s, class);
+    } else {
+        ovs_list_push_back(&class->ready, &q->list_node);
+    }
     class_activate(s, class);
 }
 
@@ -752,7 +819,7 @@ flow_schedule(struct flow_shaper *s, struct flow_queue *q, uint64_t edt_ns,
         ovs_assert(mltw_enqueue(s->wheel, q, edt_ns, q->level));
         q->state = FLOW_WAITING;
     } else {
-        flow_set_ready(s, q);
+        flow_set_ready(s, q, now_ns);
     }
 }
 
@@ -852,41 +919,32 @@ count_drop(struct flow_shaper *s, struct shaper_class *class,
 
 /* Configuration and lifetime. */
 
+/* Returns what a rate with 'params' (NULL: none) carries in 'max_delay_ns'. */
 static uint64_t
-pace_limit_bytes(const struct shaper_pace *pace, uint64_t max_delay_ns)
+params_limit_bytes(const struct edt_params *params, uint64_t max_delay_ns)
 {
-    const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
-
-    if (!p) {
-        return UINT64_MAX;
-    }
-    return (double) p->limits.rate / 8e9 * max_delay_ns;
+    return (params ? (double) params->limits.rate / 8e9 * max_delay_ns
+            : UINT64_MAX);
 }
 
-static uint16_t
-pace_level(const struct flow_shaper *s, const struct shaper_pace *pace)
-{
-    const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
-
-    return p ? mltw_level(s->wheel, p->gap_ns) : 0;
-}
-
+/* Makes 'class' follow 'cc' in what can be changed while it is in use. */
 static void
-class_set_pace(const struct flow_shaper *s, struct shaper_class *class,
-               const struct shaper_class_config *cc)
+class_set_params(const struct flow_shaper *s, struct shaper_class *class,
+                 const struct shaper_class_config *cc)
 {
     const struct shaper_config *config = s->config;
+    uint64_t ns = config->max_delay_ns;
 
-    class->pace = shaper_pace_ref(cc->pace);
-    class->level = pace_level(s, cc->pace);
+    class->params = cc->params;
+    class->level = cc->params ? mltw_level(s->wheel, cc->params->gap_ns)
+                              : 0;
     class->unstamped_limit
-        = MAX(MIN(pace_limit_bytes(cc->pace, config->max_delay_ns),
-                  pace_limit_bytes(config->port_pace, config->max_delay_ns)),
-              EDT_MTU_BYTES);
+        = MAX(MIN(params_limit_bytes(cc->params, ns),
+                  params_limit_bytes(config->port_params, ns)), EDT_MTU_BYTES);
 }
 
 static void
-classes_init(struct flow_shaper *s)
+classes_init(struct flow_shaper *s, uint64_t now_ns)
 {
     const struct shaper_config *config = s->config;
 
@@ -898,7 +956,8 @@ classes_init(struct flow_shaper *s)
 
         class->node.type = NODE_CLASS;
         class->queue_id = cc->queue_id;
-        class_set_pace(s, class, cc);
+        class_set_params(s, class, cc);
+        shaper_queue_init(&class->queue, cc->pace, now_ns);
         ovs_list_init(&class->ready);
         ovs_list_init(&class->had_turn);
     }
@@ -908,7 +967,7 @@ static void
 classes_destroy(struct shaper_class *classes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        shaper_pace_unref(classes[i].pace);
+        shaper_queue_destroy(&classes[i].queue);
     }
     free_cacheline(classes);
 }
@@ -954,10 +1013,11 @@ flow_shaper_create(const struct shaper_config *config,
     s->core_id = core_id;
     s->wheel = wheel_create(s, now_ns);
     ovs_list_init(&s->active_classes);
+    ovs_list_init(&s->sharing_classes);
     ovs_list_init(&s->ahead_ready);
     ovs_list_init(&s->idle_flows);
     buckets_init(s);
-    classes_init(s);
+    classes_init(s, now_ns);
     atomic_init(&s->counters[SHAPER_NEXT_DUE_NS], UINT64_MAX);
     line_update(s, now_ns);
     return s;
@@ -1066,7 +1126,8 @@ flow_schedule_late(struct flow_shaper *s, struct flow_queue *q,
 
         if (q->turn_bytes || q->n_line || s->releasing) {
             flow_schedule(s, q, flow_head_edt(q), now_ns);
-            if (q->state == FLOW_READY && q->in_turn && !flow_goes_ahead(q)) {
+            if (q->state == FLOW_READY && q->in_turn && !flow_goes_ahead(q)
+                && q->turn.state != SHAPER_TURN_READY) {
                 /* The rest of its turn leaves before others have their
                  * next. */
                 ovs_list_remove(&q->list_node);
@@ -1169,6 +1230,7 @@ static void
 unschedule_all(struct flow_shaper *s)
 {
     struct shaper_class *class;
+    struct shaper_turn *turn;
     struct flow_queue *q;
     void *nodes[DUE_BURST];
 
@@ -1182,11 +1244,18 @@ unschedule_all(struct flow_shaper *s)
         LIST_FOR_EACH_POP (q, list_node, &class->ready) {
             q->state = FLOW_WAITING;
         }
+        while ((turn = shaper_queue_clear_one(&class->queue))) {
+            q = CONTAINER_OF(turn, struct flow_queue, turn);
+            if (q->state == FLOW_READY) {
+                q->state = FLOW_WAITING;
+            }
+        }
     }
     LIST_FOR_EACH_POP (q, list_node, &s->ahead_ready) {
         q->state = FLOW_WAITING;
     }
     ovs_list_init(&s->active_classes);
+    s->n_active_classes = 0;
 }
 
 static void
@@ -1250,9 +1319,8 @@ config_update_in_place(struct flow_shaper *s,
         return false;
     }
     for (size_t i = 0; i < s->n_classes; i++) {
-        /* A queue that waits in the wheel waits for its old rate. */
         if (old->classes[i].queue_id != config->classes[i].queue_id
-            || s->classes[i].waiting) {
+            || old->classes[i].pace != config->classes[i].pace) {
             return false;
         }
     }
@@ -1262,10 +1330,7 @@ config_update_in_place(struct flow_shaper *s,
     }
     s->config = shaper_config_ref(config);
     for (size_t i = 0; i < s->n_classes; i++) {
-        struct shaper_pace *pace = s->classes[i].pace;
-
-        class_set_pace(s, &s->classes[i], &config->classes[i]);
-        shaper_pace_unref(pace);
+        class_set_params(s, &s->classes[i], &config->classes[i]);
     }
     shaper_config_unref(old);
     return true;
@@ -1294,7 +1359,8 @@ shaper_follow(struct flow_shaper *s, const struct shaper_config *config,
     mltw_destroy(s->wheel);
     s->wheel = wheel_create(s, now_ns);
 
-    classes_init(s);
+    ovs_list_init(&s->sharing_classes);
+    classes_init(s, now_ns);
     for (size_t i = 0; i < s->n_classes; i++) {
         struct shaper_class *class = &s->classes[i];
 
@@ -1679,54 +1745,30 @@ resolution_goes_ahead(struct flow_shaper *s, const struct shaper_class *class,
                       const struct dp_packet *packet, uint16_t port,
                       uint64_t now_ns)
 {
-    struct shaper_pace *const paces[] = { s->config->port_pace, class->pace };
     uint32_t bytes = dp_packet_size(packet) + s->config->overhead_bytes;
-    struct shaper_control_rate rates[ARRAY_SIZE(paces)];
+    struct shaper_control_rate rates[2];
     size_t n = 0;
 
-    for (size_t i = 0; i < ARRAY_SIZE(paces); i++) {
-        if (paces[i]) {
-            rates[n].params = edt_meter_params(&paces[i]->meter);
-            rates[n].all_ticks = &paces[i]->ahead_ticks;
-            n += rates[n].params != NULL;
-        }
+    if (s->config->port_params) {
+        rates[n].params = s->config->port_params;
+        rates[n++].all_ticks = &s->config->port_pace->ahead_ticks;
+    }
+    if (class->params) {
+        rates[n].params = class->params;
+        rates[n++].all_ticks = &class->queue.share.class->ahead_ticks;
     }
     return !n || shaper_control_admit(&s->control, rates, n, port, bytes,
                                       now_ns);
 }
 
-/* Charges what has gone ahead, 'bytes' at once, to 'pace'.  If the switch
- * itself sends more than the rate that will not make up for it: others would
- * have to wait until it is paid. */
-static void
-pace_charge_ahead(struct shaper_pace *pace, uint32_t bytes, uint64_t now_ns)
-{
-    const struct edt_params *p = pace ? edt_meter_params(&pace->meter) : NULL;
-
-    if (p) {
-        /* What others have yet to catch up on is theirs. */
-        uint64_t start = edt_meter_pace_start(&pace->meter, p, now_ns,
-                                              MAX_CATCH_UP_NS);
-
-        int64_t debt = start - (now_ns << EDT_TICK_SHIFT);
-        int64_t max_debt = (MAX_CATCH_UP_NS << EDT_TICK_SHIFT)
-                           + edt_cost(p, MAX_DEBT_BYTES);
-
-        if (debt < max_debt) {
-            edt_meter_charge(&pace->meter, start, edt_cost(p, bytes));
-        }
-    }
-}
-
 /* Counts 'packets' packets of 'class' that go ahead, of 'bytes' bytes with
  * what is added to each. */
 static void
-class_count_ahead(struct flow_shaper *s, const struct shaper_class *class,
-                  uint32_t packets, uint32_t bytes, uint64_t now_ns)
+class_count_ahead(struct flow_shaper *s, struct shaper_class *class,
+                  uint32_t packets, uint32_t bytes)
 {
     counter_add(&s->counters[SHAPER_AHEAD], packets);
-    pace_charge_ahead(s->config->port_pace, bytes, now_ns);
-    pace_charge_ahead(class->pace, bytes, now_ns);
+    class_charge_ahead(s, class, bytes);
 }
 
 /* Looks at 'packet', received at 'source', and fills in '*a'. */
@@ -1744,7 +1786,7 @@ arrival_init(struct flow_shaper *s, struct arrival *a,
     if (s->config->paced) {
         const struct shaper_class *class = &s->classes[a->class_idx];
 
-        if (s->config->port_pace || class->pace) {
+        if (shaper_queue_is_paced(&class->queue)) {
             a->goes_ahead = OVS_UNLIKELY(source.port == SHAPER_NO_SOURCE)
                             || (shaper_control_is_resolution(packet)
                                 && resolution_goes_ahead(s, class, packet,
@@ -1948,7 +1990,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
         if (OVS_UNLIKELY(a->goes_ahead)) {
             if (ahead_class != a->class_idx) {
                 class_count_ahead(s, &s->classes[ahead_class], n_ahead,
-                                  ahead_bytes, now_ns);
+                                  ahead_bytes);
                 ahead_class = a->class_idx;
                 n_ahead = ahead_bytes = 0;
             }
@@ -1969,8 +2011,7 @@ flow_shaper_enqueue(struct flow_shaper *s, struct dp_packet_batch *batch,
     }
     bulk_end(s, &bulk);
     if (OVS_UNLIKELY(n_ahead)) {
-        class_count_ahead(s, &s->classes[ahead_class], n_ahead, ahead_bytes,
-                          now_ns);
+        class_count_ahead(s, &s->classes[ahead_class], n_ahead, ahead_bytes);
     }
     counter_add(&s->counters[SHAPER_BYPASSED],
                 dp_packet_batch_size(batch) + n_line);
@@ -2036,7 +2077,8 @@ reap_idle_flows(struct flow_shaper *s, uint64_t now_ns)
         struct flow_queue *q = CONTAINER_OF(ovs_list_front(&s->idle_flows),
                                             struct flow_queue, list_node);
 
-        if (now_ns - q->idle_since_ns < FLOW_IDLE_NS) {
+        if (now_ns - q->idle_since_ns < FLOW_IDLE_NS
+            || q->turn.state != SHAPER_TURN_NONE) {
             break;
         }
         flow_free(s, q);
@@ -2058,7 +2100,7 @@ flow_is_due(struct flow_shaper *s, struct flow_queue *q, uint64_t now_ns)
     if (flow_lacks_turn(s, q)) {
         flow_schedule_late(s, q, flow_head(q)->edt_ns, now_ns);
     } else {
-        flow_set_ready(s, q);
+        flow_set_ready(s, q, now_ns);
     }
 }
 
@@ -2079,7 +2121,9 @@ take_due(struct flow_shaper *s, uint64_t now_ns)
                 = CONTAINER_OF(node, struct shaper_class, node);
 
             class->waiting = false;
-            class_activate(s, class);
+            if (class_has_ready(class)) {
+                class_activate(s, class);
+            }
         }
     }
     return n;
@@ -2089,9 +2133,9 @@ take_due(struct flow_shaper *s, uint64_t now_ns)
 struct drain {
     struct dp_packet_batch *batch;
     uint64_t now_ns;
-    const struct edt_params *port;
-    uint64_t port_ticks;            /* From which on the port may send. */
-    int64_t share_ticks;            /* Left of the main thread's share. */
+    bool has_share;                 /* Is this the main thread? */
+    int64_t share_ticks;            /* Left of its share. */
+    uint32_t n_blocked;             /* Classes in a row that may not send. */
     uint64_t bytes;                 /* Sent in all. */
     int n_expired;
     bool full;
@@ -2228,6 +2272,7 @@ static void
 drain_send_turn(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
 {
     while (q->in_turn && q->state == FLOW_READY && !d->full
+           && q->turn.state != SHAPER_TURN_READY
            && drain_fits(d, flow_head(q))) {
         ovs_list_remove(&q->list_node);
         drain_send(s, q, flow_class(s, q), d);
@@ -2256,12 +2301,13 @@ flow_expire(struct flow_shaper *s, struct flow_queue *q, struct drain *d)
              && d->now_ns > flow_head_edt(q) + limit_ns);
 
     if (!q->n_packets) {
-        ovs_list_remove(&q->list_node);
+        flow_take(s, q);
         flow_becomes_idle(s, q, d->now_ns);
     } else if (q->key.late || flow_head_edt(q) > d->now_ns) {
-        ovs_list_remove(&q->list_node);
+        flow_take(s, q);
         flow_schedule_head(s, q, d->now_ns, d->now_ns);
     }
+    flow_rest(s, q);
     return true;
 }
 
@@ -2280,13 +2326,13 @@ held_charged(const struct flow_shaper *s, const struct drain *d,
 }
 
 /* Sends the head of the first ready FIFO of 'class', unless it has expired.
- * Returns the bytes that count at port and queue, 0 if none. */
+ * What counts at port and queue is charged to the FIFO or, if it goes 'ahead'
+ * of the rate, to all.  Returns the bytes that count, 0 if none. */
 static uint32_t
 class_send_one(struct flow_shaper *s, struct shaper_class *class,
-               struct drain *d)
+               bool ahead, struct drain *d)
 {
-    struct flow_queue *q = CONTAINER_OF(ovs_list_front(&class->ready),
-                                        struct flow_queue, list_node);
+    struct flow_queue *q = class_first(class);
     const struct held_packet *head;
     uint32_t charged;
 
@@ -2300,8 +2346,14 @@ class_send_one(struct flow_shaper *s, struct shaper_class *class,
     }
 
     charged = held_charged(s, d, head);
-    ovs_list_pop_front(&class->ready);
+    flow_take(s, q);
+    if (OVS_UNLIKELY(ahead)) {
+        class_charge_ahead(s, class, charged);
+    } else if (q->turn.state == SHAPER_TURN_TAKEN) {
+        shaper_queue_charge(&class->queue, &q->turn, charged);
+    }
     drain_send(s, q, class, d);
+    flow_rest(s, q);
     return charged;
 }
 
@@ -2351,32 +2403,6 @@ drain_due(struct flow_shaper *s, struct drain *d)
     }
 }
 
-/* Returns for how long at 'now' a rate has allowed what it does from 'ticks'
- * on, in ns: not at all for who leaves before that ("share_begin()"). */
-static uint64_t
-pace_lag_ns(uint64_t now, uint64_t ticks)
-{
-    return (int64_t) (now - ticks) > 0 ? (now - ticks) >> EDT_TICK_SHIFT : 0;
-}
-
-/* Returns the time at which the rates have allowed the next packet of 'd' to
- * leave, not after now: that of the port and, if 'has_pace', that of a queue,
- * from 'start_ticks' on.  0 if there is no rate. */
-static uint64_t
-drain_pace_ns(const struct drain *d, bool has_pace, uint64_t start_ticks)
-{
-    const uint64_t now = d->now_ns << EDT_TICK_SHIFT;
-    uint64_t lag_ns = UINT64_MAX;
-
-    if (d->port) {
-        lag_ns = pace_lag_ns(now, d->port_ticks);
-    }
-    if (has_pace) {
-        lag_ns = MIN(lag_ns, pace_lag_ns(now, start_ticks));
-    }
-    return d->now_ns > lag_ns ? d->now_ns - lag_ns : 0;
-}
-
 /* Stores in 'd' what is left of the main thread's share of rates.
  *
  * PMD threads poll all the time.  If they have packets for a port they use its
@@ -2394,14 +2420,23 @@ share_begin(struct flow_shaper *s, struct drain *d)
     d->share_ticks = left < -(int64_t) EDT_STALE_TICKS ? 0 : MIN(left, max);
 }
 
-/* Notes in 'd' that a packet leaves that takes 'cost' ticks of its rate.  More
- * than the share that the rate allowed in any case is not owed. */
+/* Notes in 'd' that 'bytes' bytes of 'class' leave.  What a port that was idle
+ * has let pass beyond the share is not owed for long. */
 static inline void
-share_use(struct drain *d, uint64_t cost)
+share_use(const struct flow_shaper *s, const struct shaper_class *class,
+          struct drain *d, uint32_t bytes)
 {
-    int64_t used = SHARE_PARTS * cost;
+    const struct edt_params *port = s->config->port_params;
+    uint64_t cost = port ? edt_cost(port, bytes) : 0;
+    int64_t used;
 
-    d->share_ticks = MAX(d->share_ticks - used, -used);
+    if (class->params) {
+        cost = MAX(cost, edt_cost(class->params, bytes));
+    }
+    used = SHARE_PARTS * cost;
+    d->share_ticks = MAX(d->share_ticks - used,
+                         -MAX(used, (int64_t) (MAX_CATCH_UP_NS
+                                               << EDT_TICK_SHIFT)));
 }
 
 /* Sends the heads of FIFOs that go ahead and are due. */
@@ -2422,81 +2457,103 @@ ahead_send(struct flow_shaper *s, struct drain *d)
         ovs_list_remove(&q->list_node);
         drain_send(s, q, class, d);
         counter_add(&s->counters[SHAPER_AHEAD], 1);
-        pace_charge_ahead(class->pace, bytes, d->now_ns);
-        if (d->port) {
-            d->port_ticks += edt_cost(d->port, bytes);
-        }
+        class_charge_ahead(s, class, bytes);
     }
 }
 
-/* Lets 'class' send, one packet of each FIFO in turn, for as long as it, the
- * port and the batch allow.  Returns false if the port may not send now. */
+/* Returns the first time, after 'now_ns', at which 'class', which may not send
+ * now, is to be looked at again. */
+static uint64_t
+class_next_ns(const struct shaper_class *class, uint64_t now_ns)
+{
+    uint64_t next_ns = edt_share_next_ns(&class->queue.share, now_ns);
+
+    return MAX(MIN(next_ns, now_ns + MAX_WAIT_NS), now_ns + 1);
+}
+
+/* Lets 'class' send, a packet of the FIFO that has had the least at a time,
+ * for as long as its rate and the batch allow.  Returns false if no queue may
+ * send now. */
 static bool
 class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
 {
-    const uint64_t now = d->now_ns << EDT_TICK_SHIFT;
-    const struct edt_params *p = class->pace && !s->releasing
-                                 ? edt_meter_params(&class->pace->meter)
-                                 : NULL;
-    uint64_t start = 0, cost = 0;
-    bool port_allows = true;
+    struct edt_share *share = &class->queue.share;
+    const bool paced = class_is_paced(s, class);
+    bool allowed = true;
 
-    if (p) {
-        start = edt_meter_pace_start(&class->pace->meter, p, d->now_ns,
-                                     class->backlogged ? MAX_CATCH_UP_NS : 0);
+    if (paced) {
+        shaper_queue_poll(&class->queue, d->now_ns);
     }
 
     /* With several queues, each sends a few packets before the next, in
-     * several drains if the port does not allow them in one. */
+     * several drains if the rate does not allow them in one. */
     bool alone = ovs_list_is_singleton(&s->active_classes);
     for (; (alone || class->n_turns < CLASS_TURNS) && !d->full
-           && !ovs_list_is_empty(&class->ready); class->n_turns += !alone) {
-        bool port_waits = d->port && (int64_t) (d->port_ticks - now) > 0;
-        bool class_waits = p && (int64_t) (start + cost - now) > 0;
+           && class_has_ready(class); class->n_turns += !alone) {
+        bool ahead = false;
 
-        if ((port_waits || class_waits) && OVS_LIKELY(d->share_ticks <= 0)) {
-            port_allows = !port_waits;
-            break;
+        if (paced && !edt_share_may_send(share)) {
+            allowed = ahead = d->share_ticks > 0;
+            if (OVS_LIKELY(!allowed)) {
+                break;
+            }
         }
-
         if (OVS_UNLIKELY(d->departures)) {
-            d->pace_ns = drain_pace_ns(d, p != NULL, start + cost);
+            d->pace_ns = !paced ? 0 : d->now_ns - edt_share_lag_ns(share);
         }
 
-        uint32_t bytes = class_send_one(s, class, d);
-        uint64_t class_cost = p ? edt_cost(p, bytes) : 0;
-        uint64_t port_cost = d->port ? edt_cost(d->port, bytes) : 0;
+        uint32_t bytes = class_send_one(s, class, ahead, d);
 
-        cost += class_cost;
-        d->port_ticks += port_cost;
-        share_use(d, MAX(class_cost, port_cost));
-    }
-    if (cost) {
-        edt_meter_charge(&class->pace->meter, start, cost);
+        d->n_blocked = 0;
+
+        if (OVS_UNLIKELY(d->has_share) && paced) {
+            share_use(s, class, d, bytes);
+        }
     }
 
-    if (ovs_list_is_empty(&class->ready)) {
-        class->active = class->backlogged = false;
-        class->n_turns = 0;
+    if (!class_has_ready(class)) {
+        class_deactivate(s, class);
+        if (paced && edt_share_may_send(share)) {
+            /* What it could have sent is for others, not for later.  (When
+             * FIFOs have left, V may have reached the tags of the rest.) */
+            shaper_queue_poll(&class->queue, d->now_ns);
+            shaper_queue_poll(&class->queue, d->now_ns);
+        }
+    } else if (!allowed && s->n_active_classes <= MAX_POLLED_CLASSES) {
         ovs_list_remove(&class->active_node);
-    } else if (p && (int64_t) (start + cost - now) > 0) {
-        /* Wait in the wheel, which has room for all queues, until the queue's
-         * rate allows the next. */
-        uint64_t wait = (start + cost - now + (1 << EDT_TICK_SHIFT) - 1)
-                        >> EDT_TICK_SHIFT;
-
-        class->backlogged = class->waiting = true;
-        class->active = false;
-        class->n_turns = 0;
-        ovs_list_remove(&class->active_node);
-        ovs_assert(mltw_enqueue(s->wheel, &class->node, d->now_ns + wait,
+        ovs_list_push_back(&s->active_classes, &class->active_node);
+        return ++d->n_blocked < s->n_active_classes;
+    } else if (!allowed) {
+        /* Wait in the wheel, which has room for all queues. */
+        class->waiting = true;
+        class_deactivate(s, class);
+        ovs_assert(mltw_enqueue(s->wheel, &class->node,
+                                class_next_ns(class, d->now_ns),
                                      class->level));
     } else if (class->n_turns >= CLASS_TURNS) {
         class->n_turns = 0;
         ovs_list_remove(&class->active_node);
         ovs_list_push_back(&s->active_classes, &class->active_node);
     }
-    return port_allows;
+    return true;
+}
+
+/* Brings the queues with rates up to 'now_ns', those that have something to
+ * tell others, too. */
+static void
+classes_poll(struct flow_shaper *s, uint64_t now_ns)
+{
+    struct shaper_class *class;
+
+    LIST_FOR_EACH_SAFE (class, sharing_node, &s->sharing_classes) {
+        if (!shaper_queue_is_quiet(&class->queue)) {
+            shaper_queue_poll(&class->queue, now_ns);
+        }
+        if (shaper_queue_is_quiet(&class->queue)) {
+            class->sharing = false;
+            ovs_list_remove(&class->sharing_node);
+        }
+    }
 }
 
 /* Makes FIFOs ready that have not had their turn in the unfinished round of
@@ -2533,19 +2590,20 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
              struct shaper_source *sources, uint64_t *departures,
              uint64_t now_ns)
 {
-    struct shaper_pace *port = s->config->port_pace;
     struct drain d = {
         .batch = batch,
         .now_ns = now_ns,
+        .has_share = s->core_id == NON_PMD_CORE_ID && s->config->paced,
         .sources = sources,
         .departures = departures,
         .tso = userspace_tso_enabled(),
     };
-    const bool has_share = s->core_id == NON_PMD_CORE_ID && s->config->paced;
-    uint64_t port_start = 0;
 
     dp_packet_batch_refill_init(batch);
     batch->trunc = false;
+    if (!ovs_list_is_empty(&s->sharing_classes)) {
+        classes_poll(s, now_ns);
+    }
     if (!s->n_held) {
         return 0;
     }
@@ -2553,16 +2611,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
     if (OVS_UNLIKELY(s->closing && !s->releasing && now_ns >= s->release_ns)) {
         release_all(s, now_ns);
     }
-    if (port && !s->releasing) {
-        d.port = edt_meter_params(&port->meter);
-        if (d.port) {
-            port_start = edt_meter_pace_start(&port->meter, d.port, now_ns,
-                                              s->port_backlogged
-                                              ? MAX_CATCH_UP_NS : 0);
-            d.port_ticks = port_start;
-        }
-    }
-    if (has_share) {
+    if (d.has_share) {
         share_begin(s, &d);
     }
 
@@ -2585,7 +2634,6 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
             continue;
         }
         if (ovs_list_is_empty(&s->active_classes)) {
-            s->port_backlogged = false;
             if ((SLOT_BY_SLOT(s)
                  && !dp_packet_batch_is_empty(batch))
                 || !take_due(s, now_ns)) {
@@ -2599,16 +2647,12 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
                            struct shaper_class, active_node);
 
         if (!class_send(s, class, &d)) {
-            s->port_backlogged = true;
             break;
         }
     }
 
     drain_end_run(s, &d);
-    if (d.port && d.port_ticks != port_start) {
-        edt_meter_charge(&port->meter, port_start, d.port_ticks - port_start);
-    }
-    if (has_share) {
+    if (d.has_share) {
         s->share_ticks = (now_ns << EDT_TICK_SHIFT) - d.share_ticks;
     }
     if (!dp_packet_batch_is_empty(batch)) {
@@ -2673,9 +2717,6 @@ flow_shaper_end_drain(struct flow_shaper *s, size_t n_sent, uint64_t now_ns)
         flow_shaper_end_drain(s->line, n_sent, now_ns);
     }
     s->n_kept = s->n_held;
-    if (!s->n_held) {
-        s->port_backlogged = false;
-    }
     if (n_sent) {
         unsigned int bin = histogram_bin(n_sent, SHAPER_BATCH_BINS);
 
@@ -2705,36 +2746,40 @@ shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
     if (OVS_UNLIKELY(!ovs_list_is_empty(&s->ahead_ready))) {
         due_ns = now_ns;
     } else if (!ovs_list_is_empty(&s->active_classes)) {
-        struct shaper_pace *port = s->config->port_pace;
-        const struct edt_params *p = port ? edt_meter_params(&port->meter)
-                                          : NULL;
-        int64_t wait = 0;
+        uint64_t wait_ns = UINT64_MAX;
+        struct shaper_class *class;
 
-        if (p && !s->releasing) {
-            wait = edt_meter_pace_start(&port->meter, p, now_ns,
-                                        MAX_CATCH_UP_NS)
-                   - (now_ns << EDT_TICK_SHIFT);
+        LIST_FOR_EACH (class, active_node, &s->active_classes) {
+            uint64_t next_ns
+                = class_is_paced(s, class)
+                  ? edt_share_next_ns(&class->queue.share, now_ns) : now_ns;
+
+            wait_ns = MIN(wait_ns, MIN(next_ns, now_ns + MAX_WAIT_NS)
+                                   - now_ns);
         }
-        wait = (wait + (1 << EDT_TICK_SHIFT) - 1) >> EDT_TICK_SHIFT;
-        if (wait <= 0) {
-            due_ns = now_ns;
-        } else if (SLOT_BY_SLOT(s) && due_ns == now_ns) {
-            /* The slots that are due wait for the port, too. */
-            due_ns = now_ns + wait;
+        if (SLOT_BY_SLOT(s) && due_ns == now_ns) {
+            /* The slots that are due wait for the rate, too. */
+            due_ns = now_ns + wait_ns;
         } else {
-            due_ns = MIN(due_ns, now_ns + wait);
+            due_ns = MIN(due_ns, now_ns + wait_ns);
         }
     }
     return due_ns;
 }
 
-/* Returns the time in ns at which 's' may next have something to send, not
- * before 'now_ns', or UINT64_MAX if it holds nothing. */
+/* Returns the time in ns at which 's' may next have something to send, or to
+ * tell others if that is up to the main thread, not before 'now_ns', or
+ * UINT64_MAX if it has nothing. */
 uint64_t
 flow_shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
 {
     uint64_t due_ns = shaper_next_due(s, now_ns);
 
+    if (OVS_UNLIKELY(s->core_id == NON_PMD_CORE_ID
+                     && !ovs_list_is_empty(&s->sharing_classes))) {
+        /* Nobody would poll meanwhile. */
+        due_ns = MIN(due_ns, now_ns + MAIN_POLL_NS);
+    }
     return (OVS_UNLIKELY(s->line)
             ? MIN(due_ns, shaper_next_due(s->line, now_ns)) : due_ns);
 }
@@ -2744,6 +2789,15 @@ size_t
 flow_shaper_backlog(const struct flow_shaper *s)
 {
     return shaper_n_held(s);
+}
+
+/* Is flow_shaper_drain() to be called for 's'?  Yes if it holds packets, or
+ * has yet to tell other threads something about rates that they share. */
+bool
+flow_shaper_is_busy(const struct flow_shaper *s)
+{
+    return (shaper_n_held(s) != 0
+            || OVS_UNLIKELY(!ovs_list_is_empty(&s->sharing_classes)));
 }
 
 /* Returns the number of packets by which 's' holds more than at the last
@@ -2843,6 +2897,11 @@ flow_shaper_detach(struct flow_shaper *s)
 
     if (s->line) {
         flow_shaper_detach(s->line);
+    }
+    for (size_t i = 0; i < s->n_classes; i++) {
+        struct edt_share *share = &s->classes[i].queue.share;
+
+        edt_share_suspend(share, share->now_ns);
     }
     if (s->n_held) {
         flows_for_each(s, account_cb, &aux);

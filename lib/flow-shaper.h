@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "edt-meter.h"
+#include "edt-pace.h"
 #include "mltw.h"
 #include "openvswitch/list.h"
 #include "ovs-atomic.h"
@@ -54,8 +55,10 @@ struct dp_packet_batch;
  *    FIFO and no packet waits for that of another flow.  FIFOs are found by
  *    hash and full comparison.
  *
- *  * Fair: a FIFO gives at most one packet before all the others that are due
- *    have had a turn.
+ *  * Fair: packets of different FIFOs alternate.  Without a rate a FIFO gives
+ *    at most one packet before all the others that are due have had a turn.
+ *    The rate of a port or queue is shared in bytes ("edt-pace.h"), also
+ *    between threads; the FIFO that has had the least gives the next packet.
  *
  *  * Shared by flows: packets of fair meters ("edt-late.h") wait in a FIFO for
  *    each flow rather than each destination, and these meters give out their
@@ -100,25 +103,17 @@ struct dp_packet_batch;
  * index. */
 #define SHAPER_MAX_QUEUES 4096
 
-/* What a rate applies to at departure: a port or one of its queues.  Shared by
- * the shapers of all threads and by successive configurations, so that a
- * changed rate takes over where the old one was. */
-struct shaper_pace {
-    struct ovs_refcount ref_cnt;
-    struct edt_meter meter;         /* No parameters: no limit. */
-    atomic_uint64_t ahead_ticks;    /* See struct shaper_control_rate. */
-};
-
-struct shaper_pace *shaper_pace_create(void);
-struct shaper_pace *shaper_pace_ref(struct shaper_pace *);
-void shaper_pace_unref(struct shaper_pace *);
-
+/* The rate of an output queue, its own or a part of the port's. */
 struct shaper_class_config {
     uint32_t queue_id;
-    struct shaper_pace *pace;
+    struct edt_class *pace;         /* NULL if neither has one. */
+    struct edt_params *params;      /* Of the queue's own rate, or NULL. */
 };
 
-/* Configuration of a port's shapers.  Immutable; freed with its last user. */
+/* Configuration of a port's shapers.  Immutable; freed with its last user.
+ * Paces and their classes are shared by the shapers of all threads and by
+ * successive configurations, so that a changed rate takes over where the old
+ * one was. */
 struct shaper_config {
     struct ovs_refcount ref_cnt;
     struct mltw_config wheel;       /* 'max_entries' is not used. */
@@ -137,7 +132,8 @@ struct shaper_config {
                                      * comes has been admitted already. */
     struct shaper_delay delay;      /* Added when all else allows a packet to
                                      * leave. */
-    struct shaper_pace *port_pace;
+    struct edt_pace *port_pace;     /* NULL if the port has no rate. */
+    struct edt_params *port_params; /* The same. */
 
     /* Queue ids that are not configured use class 0. */
     size_t n_classes;               /* At least 1. */
@@ -229,6 +225,7 @@ void flow_shaper_end_drain(struct flow_shaper *, size_t n_sent,
                            uint64_t now_ns);
 uint64_t flow_shaper_next_due(const struct flow_shaper *, uint64_t now_ns);
 size_t flow_shaper_backlog(const struct flow_shaper *);
+bool flow_shaper_is_busy(const struct flow_shaper *);
 
 void flow_shaper_detach(struct flow_shaper *);
 void flow_shaper_attach(struct flow_shaper *, struct shaper_thread *,

@@ -60,7 +60,8 @@ struct fb_queue {
     struct hmap_node node;          /* In struct netdev_flowbundler. */
     unsigned int queue_id;
     struct smap details;
-    struct shaper_pace *pace;
+    struct edt_class *pace;         /* Its part in the port's. */
+    struct edt_class_limits limits; /* Of it. */
     long long int created;
     struct shaper_class_stats retired;  /* Of shapers that are gone. */
 };
@@ -121,6 +122,9 @@ netdev_fb_create(struct netdev *netdev)
         fb->receiver = FB_EVERYBODY;
         smap_init(&fb->details);
         hmap_init(&fb->queues);
+        fb->pace = edt_pace_create(0);
+        fb->default_pace = edt_class_create(fb->pace,
+                                            &EDT_CLASS_LIMITS_DEFAULT);
         fb->retired.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
         fb->retired_delay.counters[SHAPER_NEXT_DUE_NS] = UINT64_MAX;
         ovs_mutex_unlock(&fb->mutex);
@@ -321,31 +325,18 @@ fb_queue_destroy(struct netdev_flowbundler *fb, struct fb_queue *queue)
 {
     hmap_remove(&fb->queues, &queue->node);
     smap_destroy(&queue->details);
-    shaper_pace_unref(queue->pace);
+    edt_class_unref(queue->pace);
     free(queue);
 }
 
-/* Makes '*pace' follow a rate in bit/s (0: none), with a bucket of
- * 'burst_bytes'.  In place, so that threads keep to what has been sent. */
-static void
-fb_set_pace(struct shaper_pace **pace, uint64_t rate_bps, uint64_t burst_bytes)
+/* Returns parameters for a rate of 'rate_bps' bit/s, owned by the caller, NULL
+ * if that is 0. */
+static struct edt_params *
+rate_params(uint64_t rate_bps)
 {
-    if (!rate_bps) {
-        shaper_pace_unref(*pace);
-        *pace = NULL;
-    } else {
-        if (!*pace) {
-            *pace = shaper_pace_create();
-            edt_meter_reset(&(*pace)->meter, time_nsec());
-        }
+    const struct edt_limits limits = { .rate = rate_bps };
 
-        const struct edt_limits limits = {
-            .rate = rate_bps,
-            .burst = burst_bytes,
-        };
-        edt_meter_set_params(&(*pace)->meter, edt_params_create(&limits),
-                             time_nsec());
-    }
+    return rate_bps ? edt_params_create(&limits) : NULL;
 }
 
 /* Publishes the configuration that 'details' and 'queues' describe. */
@@ -359,7 +350,8 @@ fb_publish(struct netdev_flowbundler *fb)
     struct fb_queue *queue;
 
     free(fb_parse(&fb->details, qos_keys, QOS_N_KEYS, "QoS", qos));
-    fb_set_pace(&fb->port_pace, qos[QOS_MAX_RATE], 0);
+    /* In place, so that threads keep to what has been sent. */
+    edt_pace_set_rate(fb->pace, qos[QOS_MAX_RATE], time_nsec());
 
     ovs_refcount_init(&config->ref_cnt);
     config->wheel = MLTW_CONFIG_DEFAULT;
@@ -373,20 +365,30 @@ fb_publish(struct netdev_flowbundler *fb)
     config->max_flows = qos[QOS_MAX_FLOWS];
     config->overhead_bytes = qos[QOS_OVERHEAD];
     shaper_delay_init(&config->delay, qos[QOS_DELAY], qos[QOS_JITTER]);
-    config->port_pace = shaper_pace_ref(fb->port_pace);
-    config->paced = fb->port_pace != NULL;
+    config->port_params = rate_params(qos[QOS_MAX_RATE]);
+    config->paced = config->port_params != NULL;
+    if (config->paced) {
+        config->port_pace = edt_pace_ref(fb->pace);
+    }
 
     /* Class 0 is queue 0, which always exists. */
     config->classes = xcalloc(hmap_count(&fb->queues) + 1,
                               sizeof *config->classes);
     config->n_classes = 1;
+    if (config->paced) {
+        config->classes[0].pace = edt_class_ref(fb->default_pace);
+    }
     HMAP_FOR_EACH (queue, node, &fb->queues) {
         size_t i = queue->queue_id ? config->n_classes++ : 0;
+        struct shaper_class_config *cc = &config->classes[i];
 
-        config->classes[i].queue_id = queue->queue_id;
-        config->classes[i].pace = shaper_pace_ref(queue->pace);
+        cc->queue_id = queue->queue_id;
+        cc->params = rate_params(queue->limits.max_bps);
+        edt_class_unref(cc->pace);
+        cc->pace = (config->port_params || cc->params
+                    ? edt_class_ref(queue->pace) : NULL);
         config->class_by_queue[queue->queue_id] = i;
-        config->paced |= queue->pace != NULL;
+        config->paced |= cc->pace != NULL;
     }
 
     old = ovsrcu_get_protected(struct shaper_config *, &fb->config);
@@ -495,7 +497,6 @@ netdev_flowbundler_clear_qos(struct netdev *netdev)
         HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
             fb_queue_destroy(fb, queue);
         }
-        fb_set_pace(&fb->port_pace, 0, 0);
     }
     ovs_mutex_unlock(&fb->mutex);
 }
@@ -589,12 +590,15 @@ netdev_flowbundler_set_queue(struct netdev *netdev, unsigned int queue_id,
             queue->queue_id = queue_id;
             queue->created = time_msec();
             smap_init(&queue->details);
+            queue->limits = EDT_CLASS_LIMITS_DEFAULT;
+            queue->pace = edt_class_create(fb->pace, &queue->limits);
             hmap_insert(&fb->queues, &queue->node, hash_int(queue_id, 0));
         }
         smap_destroy(&queue->details);
         smap_clone(&queue->details, details);
-        fb_set_pace(&queue->pace, values[QUEUE_MAX_RATE],
-                    DIV_ROUND_UP(values[QUEUE_BURST], 8));
+        queue->limits.max_bps = values[QUEUE_MAX_RATE];
+        queue->limits.burst_bytes = DIV_ROUND_UP(values[QUEUE_BURST], 8);
+        edt_class_set_limits(queue->pace, &queue->limits, time_nsec());
         fb_publish(fb);
     }
     ovs_mutex_unlock(&fb->mutex);
@@ -1054,7 +1058,8 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
         fb_queue_destroy(fb, queue);
     }
-    shaper_pace_unref(fb->port_pace);
+    edt_class_unref(fb->default_pace);
+    edt_pace_unref(fb->pace);
     hmap_destroy(&fb->queues);
     hmapx_destroy(&fb->shapers);
     smap_destroy(&fb->details);

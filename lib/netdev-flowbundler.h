@@ -91,7 +91,9 @@ struct netdev_flowbundler {
 
     struct smap details OVS_GUARDED;        /* QoS other_config. */
     struct hmap queues OVS_GUARDED;         /* Of struct fb_queue. */
-    struct shaper_pace *port_pace OVS_GUARDED;
+    struct edt_pace *pace OVS_GUARDED;      /* Of the port. */
+    struct edt_class *default_pace OVS_GUARDED; /* Of queue 0 if there is no
+                                                 * record for it. */
     char *error OVS_GUARDED;                /* What was refused, or NULL. */
     bool refused OVS_GUARDED;               /* Was it the QoS record? */
     bool queue_error OVS_GUARDED;           /* Was it a queue? */

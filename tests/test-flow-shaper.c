@@ -89,27 +89,42 @@ struct options {
         .max_flows = 4096,              \
     })
 
-static struct shaper_pace *
-pace_create(uint64_t rate_bps, uint64_t burst_bytes)
+/* Returns parameters for a rate, NULL if that is 0. */
+static struct edt_params *
+rate_params(uint64_t rate_bps)
 {
-    struct shaper_pace *pace = NULL;
+    const struct edt_limits limits = { .rate = rate_bps };
 
-    if (rate_bps) {
-        const struct edt_limits limits = {
-            .rate = rate_bps,
-            .burst = burst_bytes,
-        };
+    return rate_bps ? edt_params_create(&limits) : NULL;
+}
 
-        pace = shaper_pace_create();
-        edt_meter_set_params(&pace->meter, edt_params_create(&limits), 0);
-    }
-    return pace;
+/* Makes class 'i' of 'config' have a part in 'pace'. */
+static void
+config_set_class(struct shaper_config *config, size_t i,
+                 struct edt_pace *pace, const struct queue_options *queue)
+{
+    struct shaper_class_config *cc = &config->classes[i];
+    const struct edt_class_limits limits = {
+        .weight = 1,
+        .max_bps = queue->rate_bps,
+        .burst_bytes = queue->burst_bytes,
+    };
+
+    edt_class_unref(cc->pace);
+    free(cc->params);
+    cc->queue_id = queue->id;
+    cc->params = rate_params(queue->rate_bps);
+    cc->pace = (config->port_params || cc->params
+                ? edt_class_create(pace, &limits) : NULL);
+    config->class_by_queue[queue->id] = i;
+    config->paced |= cc->pace != NULL;
 }
 
 static struct shaper_config *
 config_create(const struct options *o)
 {
     struct shaper_config *config = xzalloc(sizeof *config);
+    struct edt_pace *pace;
 
     ovs_refcount_init(&config->ref_cnt);
     config->wheel = o->wheel;
@@ -119,20 +134,19 @@ config_create(const struct options *o)
     config->max_batch = 128;
     config->max_flows = o->max_flows;
     config->overhead_bytes = o->overhead_bytes;
-    config->port_pace = pace_create(o->port_rate_bps, 0);
-    config->paced = config->port_pace != NULL;
+    config->port_params = rate_params(o->port_rate_bps);
+    pace = edt_pace_create(o->port_rate_bps);
+    config->port_pace = config->port_params ? edt_pace_ref(pace) : NULL;
     config->classes = xcalloc(o->n_queues + 1, sizeof *config->classes);
     config->n_classes = 1;
+    config_set_class(config, 0, pace, &(struct queue_options) { .id = 0 });
     for (size_t i = 0; i < o->n_queues; i++) {
         const struct queue_options *queue = &o->queues[i];
-        size_t j = queue->id ? config->n_classes++ : 0;
 
-        config->classes[j].queue_id = queue->id;
-        config->classes[j].pace = pace_create(queue->rate_bps,
-                                              queue->burst_bytes);
-        config->class_by_queue[queue->id] = j;
-        config->paced |= config->classes[j].pace != NULL;
+        config_set_class(config, queue->id ? config->n_classes++ : 0, pace,
+                         queue);
     }
+    edt_pace_unref(pace);
     return config;
 }
 
@@ -193,6 +207,7 @@ set_edt(struct dp_packet *packet, uint64_t edt_ns, uint32_t gap_ns,
 enum dest_type { DEST_ETH, DEST_IPV4, DEST_IPV6, N_DEST_TYPES };
 
 #define MIN_PACKET 80
+#define MAX_PACKET 9018
 
 /* Everything by which FIFOs are told apart. */
 struct flow_id {
@@ -310,6 +325,7 @@ struct fifo {
     uint64_t bytes;             /* That it holds. */
 
     unsigned int n_turns;       /* In the current drain. */
+    uint64_t turn_bytes;        /* Of these. */
     bool due;                   /* At its start. */
 };
 
@@ -339,6 +355,8 @@ struct world {
     bool closing;
     uint64_t release_ns;        /* When what is held leaves if closing. */
     bool expires;               /* Drops may be ahead of the model's. */
+    uint64_t drained_ns;        /* Last time. */
+    uint64_t ahead_bytes;       /* That a flow may have before others. */
 
     struct fifo flows[MAX_FLOWS];
     size_t n_flows;
@@ -817,17 +835,22 @@ world_sent(struct world *w, const struct dp_packet *packet)
           || w->now_ns <= r->edt_ns + expiry_ns(w),
           "packet %"PRIu32" leaves though it has expired", number);
 
-    /* All that are due have their turns, one by one. */
-    if (w->config->n_classes == 1 && f->n_turns) {
+    /* All that are due have their turns, one by one.  At a rate they have
+     * as many bytes as others, but for the largest packet of each and what
+     * one that has waited since the last poll has not had meanwhile. */
+    if (w->config->n_classes == 1 && f->n_turns && !released) {
         for (size_t i = 0; i < w->n_flows; i++) {
             const struct fifo *other = &w->flows[i];
 
-            CHECK(!other->due || other->n_turns, "flow %"PRIu32" has had %u "
-                  "turns before flow %"PRIuSIZE" has one", r->flow,
-                  f->n_turns, i);
+            CHECK(!other->due || other->n_turns
+                  || (w->config->paced && f->turn_bytes <= w->ahead_bytes),
+                  "flow %"PRIu32" has had %u turns, %"PRIu64" bytes, before "
+                  "flow %"PRIuSIZE" has one", r->flow, f->n_turns,
+                  f->turn_bytes, i);
         }
     }
     f->n_turns++;
+    f->turn_bytes += r->size;
 
     if (f->id.dest_type != DEST_ETH) {
         bool late = w->now_ns > r->edt_ns
@@ -858,6 +881,13 @@ world_drain(struct world *w, size_t max)
     for (size_t i = 0; i < w->n_flows; i++) {
         w->flows[i].due = fifo_is_overdue(w, &w->flows[i]);
         w->flows[i].n_turns = 0;
+        w->flows[i].turn_bytes = 0;
+    }
+    w->ahead_bytes = UINT64_MAX;
+    if (w->options.port_rate_bps) {
+        w->ahead_bytes = 3 * MAX_PACKET
+                         + (double) w->options.port_rate_bps / 8e9
+                           * (w->now_ns - w->drained_ns);
     }
     while (!max || n_sent < max) {
         size_t n = flow_shaper_drain(w->s, &batch, w->now_ns);
@@ -884,6 +914,9 @@ world_drain(struct world *w, size_t max)
         n_sent += n;
     }
     flow_shaper_end_drain(w->s, n_sent, w->now_ns);
+    if (!max) {
+        w->drained_ns = w->now_ns;
+    }
     w->counters[SHAPER_BATCHES] += n_sent > 0;
 
     if (!max && !w->config->paced) {
@@ -924,7 +957,11 @@ world_next(struct world *w)
         } else {
             w->now_ns = next_ns - 1;
         }
-        CHECK(!world_drain(w, 0) && flow_shaper_backlog(w->s) == backlog,
+        bool idle = (!world_drain(w, 0)
+                     && flow_shaper_backlog(w->s) == backlog);
+
+        /* Queues that become idle leave others their rates. */
+        CHECK(idle || (w->config->paced && w->config->n_classes > 1),
               "packet leaves at %"PRIu64", was to be due at %"PRIu64,
               w->now_ns, next_ns);
         w->now_ns = next_ns;
@@ -2251,8 +2288,9 @@ test_both_rates(void)
         }
         check_rate(&result.queues[0], "default queue", left, duration_ns,
                    100000);
+        /* Each queue may be ahead by a packet. */
         check_rate(&result.port, "port", o.port_rate_bps, duration_ns,
-                   max_burst(o.port_rate_bps, poll_ns));
+                   max_burst(o.port_rate_bps, poll_ns) + 2 * MTU);
     }
 }
 
@@ -2599,13 +2637,10 @@ test_change_rate(void)
             }
             if (w.config->port_pace && choose(2)) {
                 /* In place. */
-                const struct edt_limits limits = {
-                    .rate = 10000000 + choose_log(10000000000),
-                };
-
                 w.options.port_rate_bps = 0;
-                edt_meter_set_params(&w.config->port_pace->meter,
-                                     edt_params_create(&limits), w.now_ns);
+                edt_pace_set_rate(w.config->port_pace,
+                                  10000000 + choose_log(10000000000),
+                                  w.now_ns);
             } else {
                 if (choose(2)) {
                     choose_options(&o);

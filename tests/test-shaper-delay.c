@@ -91,13 +91,16 @@ config_create(uint64_t rate_bps, uint64_t delay_us, uint64_t jitter_us)
     if (rate_bps) {
         const struct edt_limits limits = { .rate = rate_bps };
 
-        config->port_pace = shaper_pace_create();
-        edt_meter_set_params(&config->port_pace->meter,
-                             edt_params_create(&limits), 0);
+        config->port_pace = edt_pace_create(rate_bps);
+        config->port_params = edt_params_create(&limits);
         config->paced = true;
     }
     config->classes = xzalloc(sizeof *config->classes);
     config->n_classes = 1;
+    if (rate_bps) {
+        config->classes[0].pace
+            = edt_class_create(config->port_pace, &EDT_CLASS_LIMITS_DEFAULT);
+    }
     shaper_delay_init(&config->delay, delay_us, jitter_us);
     return config;
 }
@@ -125,8 +128,10 @@ world_set(struct world *w, uint64_t rate_bps, uint64_t delay_us,
 
     w->config = config_create(rate_bps, delay_us, jitter_us);
     if (old && old->port_pace && w->config->port_pace) {
-        shaper_pace_unref(w->config->port_pace);
-        w->config->port_pace = shaper_pace_ref(old->port_pace);
+        edt_class_unref(w->config->classes[0].pace);
+        w->config->classes[0].pace = edt_class_ref(old->classes[0].pace);
+        edt_pace_unref(w->config->port_pace);
+        w->config->port_pace = edt_pace_ref(old->port_pace);
     }
     if (w->s) {
         flow_shaper_set_config(w->s, w->config, w->now_ns);
