@@ -20,6 +20,8 @@
 #include "shaper-control.h"
 
 #include <netinet/icmp6.h>
+#include <netinet/in.h>
+#include <netinet/ip6.h>
 
 #include "shaper-l3.h"
 #include "shaper-thread.h"
