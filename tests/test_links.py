@@ -47,7 +47,7 @@ LENGTH = 1000
 
 
 def test_nobody_gets_ahead_by_forging(testbed: Testbed) -> None:
-    """Who asks for addresses has 1 % more than his turns, who sends LACP or BFD his turns."""
+    """Who asks for addresses has 1 % more than his share, who sends LACP or BFD his share."""
     bed = testbed
     out = bed.recorder("out")
     bed.ovs.set_qos("out", "flowbundler", max_rate=OUT_RATE)
@@ -68,18 +68,18 @@ def test_nobody_gets_ahead_by_forging(testbed: Testbed) -> None:
     seen = capture(bed, out, RECORD_S)
 
     span = (seen.end_ns - seen.start_ns) / NS
-    packets = {name: int((seen.packets.length == length).sum())
-               for name, length in lengths.items()}
-    turns = statistics.mean(packets[name] for name in others)
+    sent = {name: length * int((seen.packets.length == length).sum())
+            for name, length in lengths.items()}
+    # Shares are of bytes, however long frames are.
+    share = statistics.mean(sent[name] for name in others)
     # Beyond that, as parts of the rate.
-    ahead = {name: (packets[name] - turns) * length * 8 / span / OUT_RATE
-             for name, length in lengths.items()}
-    total = sum(packets[name] * length for name, length in lengths.items()) * 8 / span
-    print(packets, {name: f"{part:.3%}" for name, part in ahead.items()}, total)
+    ahead = {name: (sent[name] - share) * 8 / span / OUT_RATE for name in lengths}
+    total = sum(sent.values()) * 8 / span
+    print(sent, {name: f"{part:.3%}" for name, part in ahead.items()}, total)
     write_results("links-forging", {"ahead": ahead, "of": OUT_RATE, "sent": total})
     assert total == pytest.approx(OUT_RATE, rel=0.01)
-    assert turns > 100
-    assert [packets[name] for name in others] == pytest.approx([turns] * len(others), rel=0.02)
+    assert share > 100 * LENGTH
+    assert [sent[name] for name in others] == pytest.approx([share] * len(others), rel=0.02)
     # The packets at both ends of the time: one is 0.01 % of it.
     assert max(ahead[name] for name in arps) <= PART + 0.0005
     assert sum(ahead[name] for name in arps) == pytest.approx(ALL_PARTS, abs=0.003)
