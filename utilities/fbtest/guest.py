@@ -86,7 +86,7 @@ class Guest:
         stdin.write(command.encode() + b"\n")
         stdin.flush()
 
-    def result(self, timeout: float = 30) -> str:
+    def result(self, timeout: float = 60) -> str:
         """Wait for the end of what was started; returns what it said.
 
         Raises `CommandError` if it failed.
@@ -98,7 +98,7 @@ class Guest:
             raise CommandError([PROGRAM], status, said)
         return said
 
-    def run(self, command: str, timeout: float = 30) -> str:
+    def run(self, command: str, timeout: float = 60) -> str:
         """Run `command` to its end; returns what it said."""
         self.start(command)
         return self.result(timeout)

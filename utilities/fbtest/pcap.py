@@ -165,6 +165,17 @@ def _record_offsets(data: NDArray[np.uint8], order: str) -> NDArray[np.int64]:
 _MAGIC = {0xA1B2C3D4: 1000, 0xA1B23C4D: 1}
 
 
+def no_packets() -> Packets:
+    """What a capture has before there is any packet."""
+    def empty(dtype) -> NDArray:
+        return np.empty(0, dtype)
+
+    return Packets(
+        empty(np.int64), empty(np.int64), empty(np.int64),
+        empty(np.int64), empty(np.uint32), empty(np.uint32),
+        empty(np.uint16), empty(np.uint16), empty(np.uint8))
+
+
 def read_pcap(path: str | os.PathLike) -> Packets:
     """Read a capture of Ethernet frames, in either byte order and precision.
 
@@ -192,12 +203,7 @@ def read_pcap(path: str | os.PathLike) -> Packets:
         return data[np.minimum(index, len(data) - 1)].view(dtype)[:, 0]
 
     if n == 0:
-        def empty(dtype) -> NDArray:
-            return np.empty(0, dtype)
-        return Packets(
-            empty(np.int64), empty(np.int64), empty(np.int64),
-            empty(np.int64), empty(np.uint32), empty(np.uint32),
-            empty(np.uint16), empty(np.uint16), empty(np.uint8))
+        return no_packets()
 
     seconds = gather(0, 4, f"{order}u4").astype(np.int64)
     fraction = gather(4, 4, f"{order}u4").astype(np.int64)
