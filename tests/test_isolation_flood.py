@@ -15,9 +15,19 @@ import numpy as np
 import pytest
 from fbtest.pcap import FlowSpec
 from fbtest.probe import Probe
+from fbtest.proc import wait_until
 from fbtest.testbed import Testbed
 
-from shaping import MBIT, NS, SHAPER_DROPS, favour_pmds, run_for, write_results
+from shaping import (
+    MBIT,
+    NS,
+    SHAPER_DROPS,
+    favour_pmds,
+    pmd_threads,
+    run_for,
+    second_cpu,
+    write_results,
+)
 
 #: Windows that are judged, and how long they are.  The counters are read within some ms of
 #: the time that is noted, of which a window this long allows for.
@@ -41,14 +51,17 @@ def sent_rates(bed: Testbed, port: str, frame: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("frame", "rates"), [
-    (64, (10, 100, 1000, 2000)), (128, (1000,)), (512, (1000,)), (1514, (1000, 10_000))])
+    (64, (10, 100, 1000, 2000)), (128, (1000,)), (512, (1000,)), (1514, (1000, 10_000)),
+    # (Of buffers this large there are fewer: a pool of their own.)
+    (9000, (1000, 10_000))])
 def test_a_flooded_meter_has_its_rate(testbed: Testbed, frame: int, rates: tuple[int, ...]
                                       ) -> None:
     bed, ovs = testbed, testbed.ovs
-    bed.sink("out")
+    mtu = frame if frame > 1514 else None
+    bed.sink("out", mtu)
     ovs.set_qos("out", "flowbundler")
     source = bed.source("src", [FlowSpec(i, dst_ip=f"10.73.0.{1 + i}", frame_size=frame)
-                                for i in range(4)])
+                                for i in range(4)], mtu=mtu)
     ovs.set_config(meter_shaping=True)
     results = {}
     for i, rate in enumerate(rates):
@@ -68,6 +81,56 @@ def test_a_flooded_meter_has_its_rate(testbed: Testbed, frame: int, rates: tuple
         assert max(seen) < 1.03 * rate
         assert shown["drop_budget"] == 0, "a meter admitted what there was no room for"
     write_results("isolation-flood", {f"{frame} B": results})
+
+
+def test_two_threads_flood_a_meter(probe_testbed: Testbed) -> None:
+    """What leaves is the meter's rate, and of each sender what it has offered of that."""
+    bed, ovs = probe_testbed, probe_testbed.ovs
+    rate, frame = 100 * MBIT, 64
+    cpu, = ovs.pmd_cpus()
+    other = second_cpu(bed)
+    ovs.set_config(pmd_cpu_mask=f"{1 << cpu | 1 << other:#x}", meter_shaping=True)
+    bed.sink("out")
+    ovs.set_qos("out", "flowbundler")
+    ovs.set_meter(bed.bridge, 1, rate)
+    flows = []
+    for i, (times, core) in enumerate(((4, other), (6, cpu))):
+        # (Thinned, so that the switch has time for other work on a machine with two cores.)
+        source = bed.source(f"src{i}", [FlowSpec(4 * i + j, dst_ip=f"10.73.{i}.{j}",
+                                                 frame_size=frame) for j in range(4)],
+                            rate=times * rate)
+        ovs.vsctl("set", "Interface", f"src{i}", f"other_config:pmd-rxq-affinity=0:{core}")
+        # This one limits nothing, and counts what is offered.
+        ovs.set_meter(bed.bridge, 10 + i, 100_000 * MBIT)
+        flows.append(f"in_port={source.number},actions=meter:{10 + i},goto_table:1")
+    flows.append(f"table=1,actions=meter:1,output:{bed.ports['out'].number}")
+    wait_until(lambda: len(pmd_threads(ovs)) == 2, "there are two PMD threads")
+    ovs.replace_flows(bed.bridge, flows)
+    run_for(ovs, 0.5)
+
+    def offered() -> np.ndarray:
+        stats = ovs.meter_stats(bed.bridge)
+        return np.array([stats[10 + i].packets_in for i in range(2)])
+
+    before = offered()
+    with Probe(ovs, "out") as probe:
+        run_for(ovs, 4)
+    parts = offered() - before
+    recording = probe.recording()
+    assert recording.counters.lost == 0
+    records = recording.records[np.argsort(recording.records["time_ns"], kind="stable")]
+    span = (int(records["time_ns"][-1]) - int(records["time_ns"][0])) / NS
+    total = int(records["bytes"][:-1].sum()) * 8 / span
+    sent = np.array([(records["flow"] >> 8 & 0xFF == i).sum() for i in range(2)])
+    offered_parts, sent_parts = parts / parts.sum(), sent / sent.sum()
+    print(f"{total / MBIT:.2f} of {rate / MBIT:.0f} Mbit/s; "
+          f"offered {parts.sum() * frame * 8 / span / MBIT:.0f}, by thread {offered_parts}; "
+          f"sent by thread {sent_parts}")
+    write_results("isolation-flood", {"two threads": {
+        "total": total, "offered": offered_parts.tolist(), "sent": sent_parts.tolist()}})
+    assert total == pytest.approx(rate, rel=0.01)
+    assert parts.sum() * frame * 8 / span > 2 * rate, "not flooded"
+    assert sent_parts == pytest.approx(offered_parts, rel=0.05)
 
 
 def test_who_keeps_to_his_rate_loses_nothing_at_a_shared_uplink(testbed: Testbed) -> None:

@@ -376,7 +376,8 @@ class Testbed:
         return host
 
     def source(self, name: str, flows: Sequence[FlowSpec], *,
-               packets_per_flow: int = 64, rate: int | None = None) -> Port:
+               packets_per_flow: int = 64, rate: int | None = None,
+               mtu: int | None = None) -> Port:
         """Add a port that receives `flows`, over and over, as fast as its
         PMD thread polls.
 
@@ -388,24 +389,26 @@ class Testbed:
 
         Sequence numbers repeat after `packets_per_flow`, so they tell order
         only where fewer than half as many are dropped in a row; for order
-        behind heavy dropping use `flood`.
+        behind heavy dropping use `flood`.  Frames above 1514 bytes need an `mtu`,
+        which brings buffers of that size with it.
         """
         path = self.dir / f"{name}.pcap"
         write_flows(path, flows, packets_per_flow)
-        options: dict[str, int] = {}
+        options = {} if mtu is None else {"mtu_request": mtu}
         if rate is not None:
             # kbit/s and kbit; it counts without the Ethernet header.
-            options = {"ingress_policing_rate": rate // 1000,
-                       "ingress_policing_burst": max(16, rate // 1_000_000)}
+            options |= {"ingress_policing_rate": rate // 1000,
+                        "ingress_policing_burst": max(16, rate // 1_000_000)}
         return self.add_port(name, f"net_pcap,rx_pcap={path},infinite_rx=1",
                              **options)
 
-    def sink(self, name: str) -> Port:
-        """Add a port that takes everything and receives nothing.
+    def sink(self, name: str, mtu: int | None = None) -> Port:
+        """Add a port that takes everything up to its `mtu` and receives nothing.
 
         It counts packets only, no bytes.
         """
-        return self.add_port(name, "net_null,no-rx=1")
+        return self.add_port(name, "net_null,no-rx=1",
+                             **({} if mtu is None else {"mtu_request": mtu}))
 
     def recorder(self, name: str) -> Recorder:
         """Add a port that records what leaves it; it receives nothing."""
