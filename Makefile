@@ -37,7 +37,8 @@ OVS_MAKE = +MAKEFILES=$(CURDIR)/utilities/werror.mk $(MAKE) $(JOBS) -C $(OVS)
 .PHONY: all help deps ovs ovs-stock venv probe vm guest mininet demo check check-sanitizers \
 	check-asan check-asan-switch check-tsan check-clang check-nodpdk check-upstream \
 	check-upstream-changed check-matrix check-full check-links soak rounds durable fuzz bench \
-	bench-quick bench-mininet bench-tools peers quick compile-commands install debian13 sid clean root
+	bench-quick bench-mininet bench-tools peers quick mutate compile-commands install debian13 sid \
+	clean root
 
 all: ovs
 
@@ -63,6 +64,7 @@ help:
 	@echo 'make rounds    guests that go as their ports do (ROUNDS=50 SEED=)'
 	@echo 'make durable   the controller and its database killed, 50 times'
 	@echo 'make fuzz      run the fuzzers, each for FUZZ_SECONDS=60'
+	@echo 'make mutate    change single points of the code: do tests notice? (MUTANTS=300 SEED= FILES=)'
 	@echo 'make bench     run all benchmarks, 1.5 hours (root); bench-quick: some, 5 minutes'
 	@echo 'make bench-mininet  what links of mininet reach, TCLink beside them (root)'
 	@echo 'make bench-tools  what benchmarks/run.py needs, to run single ones'
@@ -217,6 +219,16 @@ fuzz: all
 	@utilities/install-deps --clang
 	@$(OVS_MAKE) -s -f Makefile -f $(CURDIR)/tests/fuzz.mk CC=clang FB=$(CURDIR) \
 		FB_FUZZ=$(BUILD)/fuzz FB_SECONDS=$(FUZZ_SECONDS) fb-fuzz
+
+# Its own environment: nothing else needs what makes the mutants.
+MUTATOR = universalmutator==1.14.1
+$(BUILD)/mutate/venv/bin/mutate:
+	@$(PYTHON3) -m venv $(BUILD)/mutate/venv
+	@$(BUILD)/mutate/venv/bin/python -m pip --disable-pip-version-check install -q $(MUTATOR)
+
+mutate: all venv $(BUILD)/mutate/venv/bin/mutate
+	@$(BUILD)/mutate/venv/bin/python tests/mutate.py --mutants $(or $(MUTANTS),300) \
+		$(if $(SEED),--seed $(SEED)) $(FILES)
 
 # What the wheel is compared with, behind the same FIFOs, and its test.
 BENCH_MAKE = $(OVS_MAKE) -s -f Makefile -f $(CURDIR)/benchmarks/bench.mk FB=$(CURDIR) \
