@@ -1617,6 +1617,7 @@ struct windows {
     struct edt_meter meter;
     uint64_t burst;
     uint64_t max_delay_us;
+    bool late;                  /* Reserved for as edt_late_reserve() does. */
     atomic_uint64_t now_ns;
     atomic_count n_started;
 
@@ -1631,6 +1632,7 @@ struct windows_thread {
     uint32_t seed;
     size_t n;
     uint64_t n_refused;
+    uint64_t dropped_bytes;
     struct departure departures[N_CALLS * WINDOW_MAX_N];
 };
 
@@ -1686,7 +1688,7 @@ windows_main(void *aux_)
         sched_yield();
     }
     for (unsigned int i = 0; i < N_CALLS; i++) {
-        size_t n = 1 + choose(WINDOW_MAX_N);
+        size_t n = w->late ? 1 : 1 + choose(WINDOW_MAX_N);
         uint32_t ends[WINDOW_MAX_N];
         const struct edt_params *p;
         struct edt_reservation r;
@@ -1706,10 +1708,20 @@ windows_main(void *aux_)
 
         /* The threads together ask for more than any rate, but for pauses
          * that are long enough to fill the bucket again. */
-        atomic_add_relaxed(&w->now_ns, choose(i % 4096 ? 2000 : 5000000),
+        atomic_add_relaxed(&w->now_ns, choose(i % 4096 == 0 ? 5000000
+                                              : w->late ? 400 : 2000),
                            &now_ns);
         p = edt_meter_params(&w->meter);
-        admitted = edt_meter_reserve(&w->meter, p, now_ns, ends, n, &r);
+        if (!w->late) {
+            admitted = edt_meter_reserve(&w->meter, p, now_ns, ends, n, &r);
+        } else {
+            admitted = edt_meter_reserve_late(&w->meter, p, now_ns, now_ns,
+                                              ends[0], &r);
+            if (!admitted) {
+                edt_meter_count_drop(&w->meter, ends[0]);
+                aux->dropped_bytes += ends[0];
+            }
+        }
         for (size_t j = 0; j < admitted; j++) {
             struct departure *d = &aux->departures[aux->n++];
             uint64_t edt_ns = edt_reservation_edt_ns(&r, p, now_ns,
@@ -1812,13 +1824,15 @@ test_threads_windows(void)
     struct windows_thread *aux = xcalloc(N_THREADS, sizeof *aux);
     struct departure *all = xcalloc(N_THREADS, sizeof aux->departures);
 
-    for (unsigned int i = 0; i < rounds(4); i++) {
+    for (unsigned int i = 0; i < rounds(8); i++) {
         uint64_t bytes = 0, late_bytes = 0, n_refused = 0, end_ns;
+        uint64_t n_dropped, dropped_bytes, refused_bytes = 0;
         pthread_t threads[N_THREADS];
         __int128 level = 0, steady = 0, max_level = 0;
         struct windows w = {
             .burst = i % 2 ? 3000 + choose(200000) : 0,
             .max_delay_us = 500 + choose(1000),
+            .late = i & 2,
         };
         size_t n = 0;
 
@@ -1832,7 +1846,7 @@ test_threads_windows(void)
         for (unsigned int j = 0; j < N_THREADS; j++) {
             aux[j].w = &w;
             aux[j].seed = random_uint32() | 1;
-            aux[j].n = aux[j].n_refused = 0;
+            aux[j].n = aux[j].n_refused = aux[j].dropped_bytes = 0;
             threads[j] = ovs_thread_create("meter", windows_main, &aux[j]);
         }
         for (unsigned int j = 0; j < N_THREADS; j++) {
@@ -1840,7 +1854,14 @@ test_threads_windows(void)
             memcpy(&all[n], aux[j].departures, aux[j].n * sizeof *all);
             n += aux[j].n;
             n_refused += aux[j].n_refused;
+            refused_bytes += aux[j].dropped_bytes;
         }
+        edt_meter_get_late_drops(&w.meter, &n_dropped, &dropped_bytes);
+        CHECK(n_dropped == (w.late ? n_refused : 0)
+              && dropped_bytes == refused_bytes,
+              "%"PRIu64" packets, %"PRIu64" bytes counted as dropped rather "
+              "than %"PRIu64", %"PRIu64, n_dropped, dropped_bytes, n_refused,
+              refused_bytes);
         CHECK(w.n_phases > 2, "%"PRIuSIZE" rates", w.n_phases);
         CHECK(n && n_refused, "%"PRIuSIZE" packets, %"PRIu64" refused", n,
               n_refused);
