@@ -11,11 +11,10 @@ from typing import Any
 
 import framework
 from fbrates import metrics, origin, tokens
-from fbrates.rest import MAX_BODY, MAX_FILE, Api, RequestError, Response, too_large
+from fbrates.rest import Api, RequestError, most_bytes, too_large
 from fbrates.service import Service
 
 LOG = logging.getLogger("flowbundler")
-JSON = "application/json"
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -53,18 +52,19 @@ class Front:
                 who, ceiling = f"{role.name} by {who}", role.tenant is not None
             if path == "/metrics" and method in ("GET", "HEAD"):
                 return 200, self.metrics.render(), [("Content-Type", metrics.CONTENT_TYPE)]
-            body = _read_body(environ, headers, MAX_FILE if path == "/v1/apply" else MAX_BODY)
-            response = self.api.handle(method, path, body, headers, who, ceiling)
+            body = _read_body(environ, headers, most_bytes(path))
+            query = environ.get("QUERY_STRING", "")
+            response = self.api.handle(method, path, body, headers, who, ceiling, query)
         except RequestError as error:
             response = error.response
         except Exception:
             # Only what cannot fail again: not what would have to be decoded.
             LOG.exception("%s %r", environ.get("REQUEST_METHOD"), environ.get("PATH_INFO"))
-            response = Response(500, {"error": {"message": "internal error, see the log"}})
+            response = RequestError(500, "internal error, see the log").response
         return (
             response.status,
             response.encode(),
-            [("Content-Type", JSON), *response.headers.items()],
+            [("Content-Type", response.content_type), *response.headers.items()],
         )
 
 

@@ -79,7 +79,11 @@ def test_what_a_tenant_may_ask() -> None:
         ("GET", "/v1/tenants/reddish"), ("PUT", "/v1/tenants/red/vms/a/share"),
         ("POST", "/v1/apply"), ("GET", "/v1/export"), ("GET", "/metrics"), ("GET", "/v1/status"),
         ("DELETE", "/v1/tenants/red/vms/a/rate"), ("GET", "/v1/history"), ("GET", ""),
-        ("GET", "/v1/changes/1"),
+        ("GET", "/v1/changes/1"), ("PUT", "/v1/tenants/red"), ("PUT", "/v1/tenants/red/vms/rate"),
+        ("PUT", "/v1/tenants/red/vms/a"), ("DELETE", "/v1/tenants/red/vms/a"),
+        ("PUT", "/v1/tenants/red/destinations/rate"),
+        ("PUT", "/v1/tenants/red/vms/a/destinations/rate"),
+        ("PUT", "/v1/tenants/red/vms/a/nothing/rate"),
     ):
         with pytest.raises(RequestError) as caught:
             check(role, method, path)

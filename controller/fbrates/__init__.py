@@ -17,7 +17,12 @@ differences what one configuration says differently from another
 dbserver    an ovsdb-server of the controller's own
 service     all switches and all tenants: reload, live rate changes, status
 changes     what became of changes that were asked for
+resources   tenants, VMs, destinations and ports, one by one, as parts of a file
+routes      every path and method of REST, and what it takes
+bodies      what the bodies of requests may be
+answers     answers, and refusals as problem details
 rest        HTTP requests -> service calls -> JSON
+openapi     the description of REST for programs
 admission   limits on connections
 tokens      who may ask what of REST
 origin      which HTTP requests are refused because a web page made them

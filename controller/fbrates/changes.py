@@ -23,6 +23,8 @@ class Wanted:
 
     numbers: set[int]
     current: Callable[[], bool]
+    gone: bool = False
+    """Whether what is wanted is that no switch has these."""
 
 
 @dataclass
@@ -69,10 +71,13 @@ class Changes:
             }
             for switch in self._service.switches.values()
             if switch.concerns(change.wanted.numbers)
+            or (change.wanted.gone and switch.name in change.waiters)
         }
         if not change.wanted.current():
             state = "superseded"
-        elif switches and all(item["applied"] for item in switches.values()):
+        elif all(item["applied"] for item in switches.values()) and (
+            switches or change.wanted.gone or not change.wanted.numbers
+        ):
             state = "applied"
         else:
             state = "pending"

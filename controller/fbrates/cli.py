@@ -120,13 +120,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def request(url: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def request(
+    url: str, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any]:
     """Ask the controller; raises Failure with its own words."""
     data = json.dumps(body).encode() if body is not None else None
     try:
         call = urllib.request.Request(url.rstrip("/") + path, data=data, method=method)
     except ValueError as error:
         raise Failure(f"--url {url}: {error}") from None
+    for name, value in headers.items():
+        call.add_header(name.replace("_", "-"), value)
     if data is not None:
         call.add_header("Content-Type", "application/json")
     # The controller is near: no proxy has a part in this.
@@ -253,7 +257,11 @@ def set_share(options: argparse.Namespace) -> int:
 def set_port(options: argparse.Namespace) -> int:
     """Run set-port."""
     path = f"/v1/ports/{urllib.parse.quote(options.port, safe='')}"
-    status, answer = request(options.url, "PUT", path, {"max-rate": options.rate})
+    # Not a new one, which PUT would make.
+    request(options.url, "GET", path)
+    status, answer = request(
+        options.url, "PUT", path, {"max-rate": options.rate}, If_Match="*"
+    )
     _changed(
         options,
         answer,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from fbrates import loader, units
@@ -51,7 +51,8 @@ SHARING_KEYS = ("shares", "min-rate", "max-rate", "weight")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _PORT = re.compile(rf"[!-~]{{1,{PORT_NAME_LENGTH}}}")
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
-_UNSET = -1
+UNSET = -1
+"""The value of a number that was not given."""
 _UNLIMITED = 0
 
 
@@ -427,8 +428,12 @@ def parse_to(value: object) -> str | Network:
         raise units.UnitError(error.message, f"{MAC_ALLOWED}, or {TO_ALLOWED}") from None
 
 
-def _validator(parse: Any) -> BeforeValidator:
-    """Let pydantic call `parse` and keep what its error allows."""
+def validator(parse: Any) -> BeforeValidator:
+    """Let pydantic call `parse` and keep what its error allows.
+
+    What pydantic cannot know, how a value that `parse` takes looks, is said beside it, for
+    programs that read the schema (`fbrates.openapi`).
+    """
 
     def validate(value: object) -> Any:
         try:
@@ -444,86 +449,183 @@ def _validator(parse: Any) -> BeforeValidator:
 # The file, as pydantic checks it.  A field that was not given has a value that
 # no file can give, so that `rate:` with nothing behind it is an error.
 
-_Rate = Annotated[int, _validator(parse_rate_or_unlimited)]
-_FixedRate = Annotated[int, _validator(units.parse_rate)]
-_MinRate = Annotated[int, _validator(parse_min_rate)]
-_Weight = Annotated[int, _validator(parse_weight)]
-_Burst = Annotated[int, _validator(units.parse_burst)]
-_Duration = Annotated[int, _validator(units.parse_duration)]
-_Name = Annotated[str, _validator(parse_name)]
-_Port = Annotated[str, _validator(parse_port)]
-_Mac = Annotated[str, _validator(parse_mac)]
-_Ips = Annotated[Any, _validator(parse_ips)]
-_To = Annotated[Any, _validator(parse_network)]
-_ForwardTo = Annotated[Any, _validator(parse_to)]
-_Switches = Annotated[Any, _validator(parse_switches)]
-_Unknown = Annotated[Any, _validator(parse_unknown)]
-_Vlan = Annotated[int, _validator(parse_vlan)]
-_Vni = Annotated[int, _validator(parse_vni)]
+
+def _text(pattern: str, description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{pattern}$", "description": description, **more}
 
 
-class _Model(BaseModel):
+BPS_SCHEMA = {
+    "type": "integer",
+    "minimum": units.MIN_RATE,
+    "maximum": units.MAX_RATE,
+    "multipleOf": 1000,
+    "description": "bit/s",
+}
+_RATE_TEXT = r"([0-9]{1,18}(\.[0-9]{1,9})? ?[kMG]?bps|[0-9]{1,30})"
+_RATE_SCHEMA = {"anyOf": [_text(_RATE_TEXT, units.RATE_ALLOWED, examples=["300Mbps"]), BPS_SCHEMA]}
+_RATE_OR_UNLIMITED_SCHEMA = {"anyOf": [*_RATE_SCHEMA["anyOf"], {"const": units.UNLIMITED}]}
+_MIN_RATE_SCHEMA = {"anyOf": [_RATE_SCHEMA["anyOf"][0], {**BPS_SCHEMA, "minimum": MIN_SHARE}]}
+_IP_SCHEMA = {"type": "string", "description": "a unicast IPv4 or IPv6 address"}
+_NETWORK_SCHEMA = {"type": "string", "description": TO_ALLOWED}
+_SWITCH_SCHEMA = {"anyOf": [_text("(0x[0-9A-Fa-f]{1,16}|[0-9A-Fa-f]{16})", "a datapath id"),
+                            {"type": "integer", "minimum": 1}]}  # fmt: skip
+_UNKNOWN_SCHEMA = {
+    "anyOf": [
+        {"enum": ["drop", "forward"]},
+        {
+            "type": "object",
+            "properties": {"rate": _RATE_SCHEMA},
+            "required": ["rate"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+Rate = Annotated[int, validator(parse_rate_or_unlimited), WithJsonSchema(_RATE_OR_UNLIMITED_SCHEMA)]
+FixedRate = Annotated[int, validator(units.parse_rate), WithJsonSchema(_RATE_SCHEMA)]
+MinRate = Annotated[int, validator(parse_min_rate), WithJsonSchema(_MIN_RATE_SCHEMA)]
+Weight = Annotated[
+    int,
+    validator(parse_weight),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_WEIGHT}),
+]
+_Burst = Annotated[
+    int,
+    validator(units.parse_burst),
+    WithJsonSchema(
+        _text(r"[0-9]{1,18}(\.[0-9]{1,9})? ?[kM]?(bit|B)", units.BURST_ALLOWED, examples=["15kB"])
+    ),
+]
+_Duration = Annotated[
+    int,
+    validator(units.parse_duration),
+    WithJsonSchema(
+        _text(r"[0-9]{1,18}(\.[0-9]{1,9})? ?(us|ms|s)", units.DURATION_ALLOWED, examples=["20ms"])
+    ),
+]
+Name = Annotated[
+    str, validator(parse_name), WithJsonSchema(_text(f"{_NAME.pattern}", NAME_ALLOWED))
+]
+_Port = Annotated[str, validator(parse_port), WithJsonSchema(_text(_PORT.pattern, PORT_ALLOWED))]
+_Mac = Annotated[
+    str,
+    validator(parse_mac),
+    WithJsonSchema(_text("[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}", MAC_ALLOWED)),
+]
+_Ips = Annotated[
+    Any,
+    validator(parse_ips),
+    WithJsonSchema({"anyOf": [_IP_SCHEMA, {"type": "array", "items": _IP_SCHEMA, "minItems": 1}]}),
+]
+_To = Annotated[Any, validator(parse_network), WithJsonSchema(_NETWORK_SCHEMA)]
+_ForwardTo = Annotated[
+    Any,
+    validator(parse_to),
+    WithJsonSchema({"type": "string", "description": f"{MAC_ALLOWED}, or {TO_ALLOWED}"}),
+]
+_Switches = Annotated[
+    Any,
+    validator(parse_switches),
+    WithJsonSchema(
+        {"anyOf": [{"const": "any"}, {"type": "array", "items": _SWITCH_SCHEMA, "minItems": 1}]}
+    ),
+]
+_Unknown = Annotated[Any, validator(parse_unknown), WithJsonSchema(_UNKNOWN_SCHEMA)]
+_Vlan = Annotated[
+    int,
+    validator(parse_vlan),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 4094}),
+]
+_Vni = Annotated[
+    int,
+    validator(parse_vni),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": (1 << 24) - 1}),
+]
+
+
+class Model(BaseModel):
+    """What has these keys and no others."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Destination(_Model):
+class DestinationBody(Model):
+    """A rate towards a destination that is named elsewhere."""
+
+    rate: Rate = UNSET
+    burst: _Burst = UNSET
+
+
+class DestinationSpec(DestinationBody):
+    """A rate towards a destination."""
+
     to: _To
-    rate: _Rate = _UNSET
-    burst: _Burst = _UNSET
 
 
-class _Vm(_Model):
+class VmSpec(Model):
+    """How packets of a VM are recognized, and its rate, or its part of a port."""
+
     port: _Port = ""
-    vlan: _Vlan = _UNSET
-    vni: _Vni = _UNSET
+    vlan: _Vlan = UNSET
+    vni: _Vni = UNSET
     mac: _Mac = ""
     ip: _Ips = ()
-    rate: _Rate = _UNSET
-    shares: _Name = ""
-    min_rate: Annotated[_MinRate, Field(alias="min-rate")] = _UNSET
-    max_rate: Annotated[_FixedRate, Field(alias="max-rate")] = _UNSET
-    weight: _Weight = _UNSET
-    burst: _Burst = _UNSET
-    destinations: list[_Destination] = Field(default_factory=list)
+    rate: Rate = UNSET
+    shares: Name = ""
+    min_rate: Annotated[MinRate, Field(alias="min-rate")] = UNSET
+    max_rate: Annotated[FixedRate, Field(alias="max-rate")] = UNSET
+    weight: Weight = UNSET
+    burst: _Burst = UNSET
+    destinations: list[DestinationSpec] = Field(default_factory=list)
 
 
-class _SharedPort(_Model):
-    max_rate: Annotated[_FixedRate, Field(alias="max-rate")]
+class PortSpec(Model):
+    """A port whose rate VMs share."""
+
+    max_rate: Annotated[FixedRate, Field(alias="max-rate")]
 
 
-class _Tenant(_Model):
-    rate: _Rate = _UNSET
-    burst: _Burst = _UNSET
-    vms: dict[_Name, _Vm]
-    destinations: list[_Destination] = Field(default_factory=list)
+class TenantBody(Model):
+    """A tenant; VMs and destinations that it has and that are not named here stay."""
+
+    rate: Rate = UNSET
+    burst: _Burst = UNSET
+    vms: dict[Name, VmSpec] = Field(default_factory=dict)
+    destinations: list[DestinationSpec] = Field(default_factory=list)
 
 
-class _Defaults(_Model):
-    rate: _Rate = _UNSET
-    burst: _Burst = _UNSET
-    destination_rate: _Rate = _UNSET
-    destination_burst: _Burst = _UNSET
+class TenantSpec(TenantBody):
+    """A tenant in a file."""
+
+    vms: dict[Name, VmSpec]
 
 
-class _Shaping(_Model):
+class _Defaults(Model):
+    rate: Rate = UNSET
+    burst: _Burst = UNSET
+    destination_rate: Rate = UNSET
+    destination_burst: _Burst = UNSET
+
+
+class _Shaping(Model):
     band: Literal["auto", "drop"] = "auto"
     max_delay: _Duration = 0
     ecn_threshold: _Duration = 0
     fair: bool = False
 
 
-class _ForwardingEntry(_Model):
+class _ForwardingEntry(Model):
     to: _ForwardTo
     port: _Port
 
 
-class _Forwarding(_Model):
+class _Forwarding(Model):
     mode: Literal["normal", "static"] = "static"
     entries: list[_ForwardingEntry] = Field(default_factory=list)
     unknown: Literal["normal", "drop"] = "drop"
 
 
-class _Meters(_Model):
+class _Meters(Model):
     first: Annotated[int, Field(ge=1, le=0xFFFF0000)] = FIRST_METER
     last: Annotated[int, Field(ge=1, le=0xFFFF0000)] = LAST_METER
 
@@ -536,9 +638,11 @@ def _expand_forwarding(value: object) -> object:
     return value
 
 
-class _File(_Model):
-    tenants: dict[_Name, _Tenant]
-    ports: dict[_Name, _SharedPort] = Field(default_factory=dict)
+class FileSpec(Model):
+    """A file of tenants."""
+
+    tenants: dict[Name, TenantSpec]
+    ports: dict[Name, PortSpec] = Field(default_factory=dict)
     switches: _Switches = None
     unknown_sources: _Unknown = "drop"
     uplinks: list[_Port] = Field(default_factory=list)
@@ -551,11 +655,11 @@ class _File(_Model):
     resync_interval: Annotated[int, Field(ge=0, le=86400)] = 10
 
 
-def _model_at(path: Path) -> type[_Model] | None:
+def _model_at(path: Path) -> type[Model] | None:
     """Find the model of the mapping at `path`, to say which keys it may have."""
     match path:
         case ():
-            return _File
+            return FileSpec
         case ("defaults",):
             return _Defaults
         case ("meters",):
@@ -567,15 +671,15 @@ def _model_at(path: Path) -> type[_Model] | None:
         case ("forwarding", "entries", int()) | ("forwarding", int()):
             return _ForwardingEntry
         case ("ports", _):
-            return _SharedPort
+            return PortSpec
         case ("tenants", _):
-            return _Tenant
+            return TenantSpec
         case ("tenants", _, "vms", _):
-            return _Vm
+            return VmSpec
         case ("tenants", _, "destinations", int()):
-            return _Destination
+            return DestinationSpec
         case ("tenants", _, "vms", _, "destinations", int()):
-            return _Destination
+            return DestinationSpec
     return None
 
 
@@ -763,7 +867,7 @@ def _quietly(parse: Any, value: Any) -> Any:
 class _Resolver:
     """Fills in defaults, and notes rates that nothing gives."""
 
-    def __init__(self, file: _File, document: loader.Document) -> None:
+    def __init__(self, file: FileSpec, document: loader.Document) -> None:
         self.file = file
         self.document = document
         self.problems: list[Problem] = []
@@ -799,21 +903,21 @@ class _Resolver:
             )
         return config
 
-    def tenant(self, name: str, tenant: _Tenant) -> Tenant:
+    def tenant(self, name: str, tenant: TenantSpec) -> Tenant:
         path: Path = ("tenants", name)
         vms = {
             vm_name: self.vm(name, vm_name, vm, (*path, "vms", vm_name))
             for vm_name, vm in tenant.vms.items()
         }
         total = None
-        if tenant.rate != _UNSET:
-            total = Total(name, tenant.rate or None, self.burst(tenant.burst, _UNSET))
-        elif tenant.burst != _UNSET:
+        if tenant.rate != UNSET:
+            total = Total(name, tenant.rate or None, self.burst(tenant.burst, UNSET))
+        elif tenant.burst != UNSET:
             self.complain((*path, "burst"), "is of no use without a rate", None, "with rate")
         destinations = self.destinations(name, tenant.destinations, path)
         return Tenant(name, name, vms, destinations, total)
 
-    def vm(self, tenant: str, name: str, vm: _Vm, path: Path) -> Vm:
+    def vm(self, tenant: str, name: str, vm: VmSpec, path: Path) -> Vm:
         defaults = self.file.defaults
         key = f"{tenant}/{name}"
         share = self.share(vm, path)
@@ -828,21 +932,21 @@ class _Resolver:
             burst=self.burst(vm.burst, defaults.burst),
             destinations=self.destinations(key, vm.destinations, path),
             share=share,
-            vlan=None if vm.vlan == _UNSET else vm.vlan,
-            vni=None if vm.vni == _UNSET else vm.vni,
+            vlan=None if vm.vlan == UNSET else vm.vlan,
+            vni=None if vm.vni == UNSET else vm.vni,
         )
 
-    def vm_rate(self, vm: _Vm, path: Path) -> int | None:
+    def vm_rate(self, vm: VmSpec, path: Path) -> int | None:
         return self.rate(vm.rate, self.file.defaults.rate, path, "defaults.rate")
 
-    def share(self, vm: _Vm, path: Path) -> Share | None:
+    def share(self, vm: VmSpec, path: Path) -> Share | None:
         """Give what the VM has of which port; None if it has a rate of its own."""
         given = [
             key for key in SHARING_KEYS if vm.__pydantic_fields_set__ & {key.replace("-", "_")}
         ]
         if not given:
             return None
-        if vm.rate != _UNSET:
+        if vm.rate != UNSET:
             self.complain(
                 (*path, "rate"),
                 f"is a rate of its own, but {given[0]} says that it shares a port's",
@@ -862,9 +966,9 @@ class _Resolver:
             self.complain((*path, where), message, value, allowed)
         return Share(
             port,
-            MIN_SHARE if vm.min_rate == _UNSET else vm.min_rate,
-            None if vm.max_rate == _UNSET else vm.max_rate,
-            1 if vm.weight == _UNSET else vm.weight,
+            MIN_SHARE if vm.min_rate == UNSET else vm.min_rate,
+            None if vm.max_rate == UNSET else vm.max_rate,
+            1 if vm.weight == UNSET else vm.weight,
         )
 
     def check_ports(self, config: Config) -> None:
@@ -877,14 +981,12 @@ class _Resolver:
         }
         for name, rate in config.ports.items():
             those = {key: item for key, item in shares.items() if item.port == name}
-            if not those:
-                self.complain(("ports", name), "no VM shares this port", None, "VMs that share it")
             for error in check_shares(name, rate, those):
                 path = ("ports", name) if error.key is None else paths[error.key]
                 self.complain((*path, error.field), error.message, error.value, error.allowed)
 
     def destinations(
-        self, owner: str, items: list[_Destination], path: Path
+        self, owner: str, items: list[DestinationSpec], path: Path
     ) -> dict[str, Destination]:
         defaults = self.file.defaults
         result = {}
@@ -904,20 +1006,20 @@ class _Resolver:
         return result
 
     def rate(self, own: int, default: int, path: Path, default_name: str) -> int | None:
-        rate = default if own == _UNSET else own
-        if rate == _UNSET:
+        rate = default if own == UNSET else own
+        if rate == UNSET:
             self.complain(
                 (*path, "rate"),
                 f"is missing, and {default_name} is not given either",
                 None,
                 f"{units.RATE_ALLOWED}, or {units.UNLIMITED}",
             )
-        return None if rate in (_UNSET, _UNLIMITED) else rate
+        return None if rate in (UNSET, _UNLIMITED) else rate
 
     @staticmethod
     def burst(own: int, default: int) -> int | None:
-        burst = default if own == _UNSET else own
-        return None if burst == _UNSET else burst
+        burst = default if own == UNSET else own
+        return None if burst == UNSET else burst
 
     def shaping(self) -> Shaping | None:
         given = self.file.shaping
@@ -995,12 +1097,12 @@ def check(document: loader.Document) -> Config:
     problems = list(document.problems)
     if not isinstance(document.data, dict):
         what = "the file is empty" if document.data is None else "must be a mapping"
-        keys = ", ".join(_File.model_fields)
+        keys = ", ".join(FileSpec.model_fields)
         raise InvalidConfig([*problems, Problem("", what, None, keys, document.line_of(()))])
     problems += _cross_check(document.data, document)
     config = None
     try:
-        file = _File.model_validate(document.data)
+        file = FileSpec.model_validate(document.data)
     except ValidationError as error:
         problems += [_problem(item, document) for item in error.errors(include_url=False)]
     else:

@@ -14,7 +14,7 @@ import ipaddress
 import re
 from collections.abc import Collection, Mapping
 
-from fbrates.rest import RequestError
+from fbrates.answers import RequestError
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 """A host's name."""

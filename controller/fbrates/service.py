@@ -7,6 +7,7 @@ shares of ports, are that or what was set since.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections import ChainMap, deque
@@ -18,7 +19,7 @@ from typing import Any
 import yaml
 
 from fbrates import plan as planning
-from fbrates import units
+from fbrates import resources, units
 from fbrates.config import (
     Config,
     Destination,
@@ -34,16 +35,19 @@ from fbrates.config import (
     from_document,
     network_text,
 )
-from fbrates.differences import differences
+from fbrates.differences import differences, flatten
 from fbrates.loader import InvalidConfig, Problem
 from fbrates.plan import Numbers, Plan
+from fbrates.resources import Ref, Spec, UnknownName
 from fbrates.sharing import Member, MeterSample, Poller
 from fbrates.state import (
+    SAID,
     UNLIMITED,
     Retirement,
     Rows,
     State,
     export,
+    export_part,
     from_rows,
     share_text,
     to_rows,
@@ -56,16 +60,6 @@ REMOVABLE = 10
 
 SHARED = "shared"
 """What is shown in the place of the rate of a VM that shares a port's."""
-
-
-class UnknownName(LookupError):
-    """No such tenant, VM or destination; `known` are those there are."""
-
-    def __init__(self, field_name: str, value: str, known: list[str]) -> None:
-        super().__init__(f"unknown {field_name} {value}")
-        self.field = field_name
-        self.value = value
-        self.known = known
 
 
 @dataclass
@@ -96,6 +90,22 @@ class Applied:
 
     changes: list[str]
     waiters: dict[str, Waiter]
+
+
+@dataclass
+class Edited:
+    """What became of one tenant, VM, destination or port; specs are None where it is not there."""
+
+    before: Spec | None
+    after: Spec | None
+    numbers: set[int]
+    """The meter ids that it has, or had."""
+    waiters: dict[str, Waiter]
+    """By datapath id, of all switches that are connected."""
+
+
+Expect = Callable[[Spec | None], None]
+"""Looks at what is wanted of something, and raises an exception if that is not expected."""
 
 
 class _Desk:
@@ -174,6 +184,7 @@ class Service:
         self.port_rates: dict[str, int]
         self.retired: dict[int, Retirement] = {}
         self.closed: list[Identity] = []
+        self.edited: set[str] = set()
         self.taken_on: dict[int, set[int]] = {}
         self._saved_soft: object = None
         self.switches: dict[int, SwitchSync] = {}
@@ -210,12 +221,14 @@ class Service:
             raise InvalidConfig([problem]) from None
         self._take_state(state)
 
-    def _take_state(self, state: State) -> None:
-        config = from_document(state.document)
+    def _take_state(self, state: State, config: Config | None = None) -> None:
+        """Go on with this state; `config` is what its document says, if that is known."""
+        config = config or from_document(state.document)
         numbers = Numbers.of(config, state.meters, state.tenants, state.retired)
         self.config, self.numbers = config, numbers
         self.rates, self.shares, self.port_rates = state.rates, state.shares, state.ports
         self.retired, self.closed, self.taken_on = state.retired, state.closed, state.taken_on
+        self.edited = state.edited
         self._saved_soft = self._soft()
 
     def _state(self) -> State:
@@ -229,6 +242,7 @@ class Service:
             self.retired,
             self.taken_on,
             self.closed,
+            self.edited,
         )
 
     def _soft(self) -> object:
@@ -260,12 +274,14 @@ class Service:
                 self._take(rows)
                 self._replan_all()
 
-    def _replan_all(self, waiters: dict[str, Waiter] | None = None) -> None:
+    def _replan_all(
+        self, waiters: dict[str, Waiter] | None = None, owners: set[int] | None = None
+    ) -> None:
         for switch in self.switches.values():
             waiter = None
             if waiters is not None:
                 waiter = waiters[switch.name] = Waiter(self._event())
-            switch.replan(waiter)
+            switch.replan(waiter, owners)
 
     def wanted(self) -> Config:
         """Give the configuration that says what is wanted now, with all that was set live."""
@@ -463,8 +479,14 @@ class Service:
             raise UnknownName("destination", text, list(owner.destinations))
         return owner.destinations[text]
 
-    def set_rate(self, limit: Limit, rate: int | None, who: str = "") -> RateChange:
-        """Change one rate now, durably, on every switch that has it.
+    def set_rate(
+        self,
+        limit: Limit,
+        rate: int | None,
+        who: str = "",
+        expect: Callable[[], None] = lambda: None,
+    ) -> RateChange:
+        """Change one rate now, durably, on every switch that has it, unless `expect` raises.
 
         A limited rate stays limited: one message to modify the meter.  To or from
         unlimited, flows change too.  Raises StoreError, and UnknownName if it has gone
@@ -474,6 +496,7 @@ class Service:
             self._ready_to_change()
             if limit.key not in self.rates:
                 raise UnknownName("name", limit.key, [])
+            expect()
             old = self.rates[limit.key]
             what = f"{limit.key}: {units.format_rate(old)} -> {units.format_rate(rate)}"
             self._keeper.do(self._rate_row(limit.key, rate), who, what)
@@ -501,7 +524,7 @@ class Service:
             if meter is not None and old is not None:
                 has_it = switch.set_meter(meter, waiter)
             else:
-                switch.replan(waiter, number)
+                switch.replan(waiter, {number})
                 has_it = switch.has_owner(number)
             if has_it:
                 change.waiters[switch.name] = waiter
@@ -521,6 +544,7 @@ class Service:
         max_rate: int | None = None,
         weight: int | None = None,
         who: str = "",
+        expect: Callable[[], None] = lambda: None,
     ) -> ShareChange:
         """Change what a VM that shares a port has a right to; None leaves as it is.
 
@@ -531,6 +555,7 @@ class Service:
             self._ready_to_change()
             if vm.key not in self.shares:
                 raise UnknownName("vm", vm.key, [])
+            expect()
             return self._set_share(vm, min_rate, max_rate, weight, who)
 
     def _set_share(
@@ -556,7 +581,9 @@ class Service:
         self._log.info("%s: %s -> %s", vm.key, old, new)
         return ShareChange(old, new, self._divide(new.port, vm.key))
 
-    def set_port_rate(self, name: str, rate: int, who: str = "") -> ShareChange:
+    def set_port_rate(
+        self, name: str, rate: int, who: str = "", expect: Callable[[], None] = lambda: None
+    ) -> ShareChange:
         """Change the rate of a shared port.
 
         Raises UnknownName, ShareError if it is too little for those who share it, and
@@ -564,6 +591,7 @@ class Service:
         """
         with self._lock:
             self._ready_to_change()
+            expect()
             return self._set_port_rate(name, rate, who)
 
     def _set_port_rate(self, name: str, rate: int, who: str) -> ShareChange:
@@ -612,8 +640,10 @@ class Service:
             try:
                 self._ready_to_change()
                 config = self._read_config()
+                if not force:
+                    self._check_edited(config)
                 old, old_file = self._settings(), self._file_settings()
-                live = {key: item for key, item in old.items() if old_file[key] != item}
+                live = self._live()
                 state = self._state_for(config, force)
                 kept = _keep(state, config, live, old_file)
                 self._keeper.save(to_rows(state), who, "read the file again")
@@ -623,7 +653,7 @@ class Service:
                 for problem in error.problems:
                     self._log.error("  %s", problem.text())
                 raise
-            self._turn_to(state)
+            self._turn_to(state, config)
         new = self._settings()
         self.reloads += 1
         self.last_reload_error = None
@@ -655,7 +685,7 @@ class Service:
             what = "; ".join(changes[:3]) + (f" and {len(changes) - 3} more" * (len(changes) > 3))
             self._keeper.save(to_rows(state), who, f"applied a file: {what}")
             self.file_differs = []
-            return Applied(changes, self._turn_to(state))
+            return Applied(changes, self._turn_to(state, config))
 
     def rollback(self, number: int, who: str = "", dry_run: bool = False) -> Applied:
         """Make all as it was right after a change of the history; raises UnknownName.
@@ -672,10 +702,105 @@ class Service:
             config = from_document(export(then))
             changes = differences(self.wanted(), config)
             state = self._state_for(config, force=True)
+            state.edited = then.edited
             if dry_run or not changes:
                 return Applied(changes, {})
             self._keeper.save(to_rows(state), who, f"rolled back to {number}")
-            return Applied(changes, self._turn_to(state))
+            return Applied(changes, self._turn_to(state, config))
+
+    def spec(self, ref: Ref) -> Spec | None:
+        """Give what is wanted of something, None if it is not there; raises UnknownName."""
+        return export_part(self._state(), ref)
+
+    def edit(
+        self,
+        ref: Ref,
+        spec: Spec | None,
+        who: str = "",
+        expect: Expect = lambda _: None,
+        force: bool = False,
+    ) -> Edited:
+        """Make one thing what `spec` says, or (None) take it away, and leave all else as it is.
+
+        Raises UnknownName, InvalidConfig (fields are those of `spec`), StoreError, and what
+        `expect` does; then nothing has changed.
+        """
+        with self._lock:
+            self._ready_to_change()
+            before = self.spec(ref)
+            expect(before)
+            if spec is None and before is None:
+                raise UnknownName(ref.kind, ref.key, [])
+            config = self._edited(ref, spec)
+            live = {key: item for key, item in self._live().items() if not ref.covers(key, spec)}
+            state = self._state_for(config, force or spec is None)
+            _keep(state, config, live, self._file_settings())
+            state.edited = self.edited | {ref.key}
+            after = export_part(state, ref) if spec is not None else None
+            numbers = state.meters if spec is not None else self.numbers.meters
+            mine = {number for key, number in numbers.items() if ref.covers(key)}
+            rows = to_rows(state)
+            # (That it was said again is no change.)
+            if all(rows[table] == (self._keeper.rows or {})[table] for table in SAID):
+                waiters: dict[str, Waiter] = {}
+                self._replan_all(waiters, mine)
+                return Edited(before, after, mine, waiters)
+            done = "deleted" if after is None else "made" if before is None else "changed"
+            self._keeper.save(rows, who, f"{ref.key}: {done}{_short(after)}")
+            return Edited(before, after, mine, self._turn_to(state, config, mine))
+
+    def _edited(self, ref: Ref, spec: Spec | None) -> Config:
+        """Give the configuration that is the present one but for this."""
+        document = copy.deepcopy(self.config.document)
+        if spec is None:
+            resources.remove(document, ref)
+            return from_document(document)
+        if ref.kind == "port":
+            # Who shares the only port need not say so; now there may be another.
+            for key, share in self.shares.items():
+                tenant, _, vm = key.partition("/")
+                document["tenants"][tenant]["vms"][vm]["shares"] = share.port
+        path = resources.put(document, ref, copy.deepcopy(spec))
+        try:
+            return from_document(document)
+        except InvalidConfig as error:
+            problems = [resources.relative(problem, ref, path) for problem in error.problems]
+            raise InvalidConfig(problems) from None
+
+    def absent(self) -> list[str]:
+        """Name the switches that may have meters of ours and are not connected."""
+        return [f"{number:016x}" for number in sorted(self.taken_on.keys() - self.switches.keys())]
+
+    def _live(self) -> dict[str, object]:
+        """Give what was set live and is not what was applied."""
+        file = self._file_settings()
+        return {key: item for key, item in self._settings().items() if file[key] != item}
+
+    def _check_edited(self, config: Config) -> None:
+        """Raise InvalidConfig if a file would undo what was made, changed or deleted by itself."""
+        if not self.edited:
+            return
+        now, then = flatten(self.config), flatten(config)
+        lost = [
+            key
+            for key in sorted(self.edited)
+            if [now.get(name) for name in (key, f"{key} is", f"tenant {key}")]
+            != [then.get(name) for name in (key, f"{key} is", f"tenant {key}")]
+        ]
+        if lost:
+            shown = ", ".join(lost[:10]) + (" ..." if len(lost) > 10 else "")
+            raise InvalidConfig(
+                [
+                    Problem(
+                        "tenants",
+                        f"the file says otherwise of what was changed since by REST: {shown}; "
+                        "flowbundler-ctl export writes a file with that; if undoing it is meant: "
+                        "flowbundler-ctl apply FILE, or reload --force",
+                        None,
+                        "a file that says the same of it",
+                    )
+                ]
+            )
 
     def _state_for(self, config: Config, force: bool) -> State:
         """Give the state in which this is what is wanted; nothing changes yet."""
@@ -697,13 +822,17 @@ class Service:
         state.closed = self._closed_by(config)
         return state
 
-    def _turn_to(self, state: State) -> dict[str, Waiter]:
-        """Take a state that is in the store already, and tell switches."""
+    def _turn_to(
+        self, state: State, config: Config, owners: set[int] | None = None
+    ) -> dict[str, Waiter]:
+        """Take a state that is in the store already, and its configuration, and tell switches.
+
+        Who waits hears of errors about these numbers, or all.
+        """
         for identity in state.closed:
             if identity not in self.closed:
                 self._log.info("%s: was a VM's and is nobody's now: closed", identity)
-        self._take_state(state)
-        config = self.config
+        self._take_state(state, config)
         for datapath_id in [number for number in self._errors if not config.selects(number)]:
             del self._errors[datapath_id]
         for switch in list(self.switches.values()):
@@ -714,7 +843,7 @@ class Service:
                 del self.pollers[switch.datapath_id]
                 self.ignored_switches.add(switch.datapath_id)
         waiters: dict[str, Waiter] = {}
-        self._replan_all(waiters)
+        self._replan_all(waiters, owners)
         return waiters
 
     def _check_removal(self, config: Config) -> None:
@@ -742,8 +871,9 @@ class Service:
         """Say what is closed with this configuration: what was a VM and is none in it."""
         named = set(config.identities())
         uplinks = {Identity(port) for port in self.config.uplinks}
+        known = named | uplinks
         was = [*self.closed, *self.config.identities()]
-        return list(dict.fromkeys(item for item in was if item not in named | uplinks))
+        return list(dict.fromkeys(item for item in was if item not in known))
 
     def release(self, identity: Identity, who: str = "") -> None:
         """Let what was a VM be treated as any unknown source; raises UnknownName, StoreError."""
@@ -777,12 +907,19 @@ class Service:
             self._errors.pop(datapath_id, None)
             self._free_numbers()
 
-    def adopt(self, datapath_id: int) -> None:
-        """Take all meters of a switch that are in our range for ours; raises UnknownName."""
-        if datapath_id not in self.switches:
-            known = [switch.name for switch in self.switches.values()]
-            raise UnknownName("switch", f"{datapath_id:016x}", known)
-        self.switches[datapath_id].adopt()
+    def adopt(self, datapath_id: int, who: str = "") -> None:
+        """Take all meters of a switch that are in our range for ours.
+
+        Raises UnknownName and StoreError.
+        """
+        with self._lock:
+            self._ready_to_change()
+            if datapath_id not in self.switches:
+                known = [switch.name for switch in self.switches.values()]
+                raise UnknownName("switch", f"{datapath_id:016x}", known)
+            switch = self.switches[datapath_id]
+            self._keeper.note(who, f"adopted the meters of switch {switch.name}")
+            switch.adopt()
 
     def _file_rates(self) -> dict[str, int | None]:
         return {limit.key: limit.rate for limit in self.config.limits()}
@@ -934,6 +1071,16 @@ class Service:
             ]
             for switch in self.switches.values()
         }
+
+
+def _short(spec: Spec | None) -> str:
+    """Show what a spec says itself, in a line of the history."""
+    if spec is None:
+        return ""
+    return ": " + ", ".join(
+        f"{key} {value}" if key not in resources.PARTS else f"{len(value)} {key}"
+        for key, value in spec.items()
+    )
 
 
 def _limits(keys: Iterable[str]) -> set[str]:

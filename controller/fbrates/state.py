@@ -16,6 +16,7 @@ from typing import Any
 
 from fbrates import units
 from fbrates.config import Identity, Share
+from fbrates.resources import Ref, find
 
 Row = dict[str, Any]
 Rows = dict[str, dict[tuple[Any, ...], Row]]
@@ -32,6 +33,12 @@ INDEX = {
 }
 """The tables that a state fills, and the columns that tell rows apart.  `Change` has the
 history, and is only added to."""
+
+SAID = ("Tenant", "VM", "Port")
+"""The tables that have what users say of tenants, VMs, destinations and ports."""
+
+EDITED = " edited"
+"""Beside the settings; no file can have it there."""
 
 UNLIMITED = 0
 """In the rows, where a rate is bit/s."""
@@ -59,6 +66,8 @@ class State:
     taken_on: dict[int, set[int]] = field(default_factory=dict)
     """By datapath id: the ids among ours that others have."""
     closed: list[Identity] = field(default_factory=list)
+    edited: set[str] = field(default_factory=set)
+    """Keys of what was made, changed or deleted by itself since a file was applied."""
 
 
 def _dump(value: Any) -> str:
@@ -79,6 +88,8 @@ def to_rows(state: State) -> Rows:
     rates = _split(state.rates)
     settings = {key: value for key, value in state.document.items() if key != "tenants"}
     rows: Rows = {table: {} for table in INDEX}
+    if state.edited:
+        settings[EDITED] = sorted(state.edited)
     rows["Global"][()] = {"settings": _dump(settings)}
     for name, tenant in (state.document.get("tenants") or {}).items():
         spec = {key: value for key, value in tenant.items() if key != "vms"}
@@ -130,7 +141,7 @@ def from_rows(rows: Rows) -> State:
     """Give the state that rows are; raises ValueError, KeyError or TypeError if they are none."""
     (settings,) = rows["Global"].values()
     document: dict[str, Any] = {**json.loads(settings["settings"]), "tenants": {}}
-    state = State(document)
+    state = State(document, edited=set(document.pop(EDITED, ())))
 
     def take(key: str, rates: Mapping[str, int]) -> None:
         for to, rate in rates.items():
@@ -162,25 +173,39 @@ def from_rows(rows: Rows) -> State:
 
 def export(state: State) -> dict[str, Any]:
     """Give a document that says what is wanted now: as applied, with what was set since."""
-    document = copy.deepcopy(state.document)
+    document = {key: copy.deepcopy(value) for key, value in state.document.items()
+                if key != "tenants"}  # fmt: skip
     for name, rate in state.ports.items():
         document["ports"][name]["max-rate"] = units.format_rate(rate)
-    for tenant_name, tenant in document["tenants"].items():
-        if tenant_name in state.rates:
-            tenant["rate"] = units.format_rate(state.rates[tenant_name])
-        _export_rates(tenant, tenant_name, state.rates)
-        for name, vm in (tenant.get("vms") or {}).items():
-            key = f"{tenant_name}/{name}"
-            share = state.shares.get(key)
-            if share is None:
-                vm["rate"] = units.format_rate(state.rates[key])
-            else:
-                vm |= {"shares": share.port, "weight": share.weight}
-                vm["min-rate"] = units.format_rate(share.min_rate)
-                if share.max_rate is not None:
-                    vm["max-rate"] = units.format_rate(share.max_rate)
-            _export_rates(vm, key, state.rates)
+    document["tenants"] = {name: export_tenant(state, name) for name in state.document["tenants"]}
     return document
+
+
+def export_tenant(state: State, name: str) -> dict[str, Any]:
+    """Give what is wanted of one tenant."""
+    given = state.document["tenants"][name]
+    tenant = {key: copy.deepcopy(value) for key, value in given.items() if key != "vms"}
+    if name in state.rates:
+        tenant["rate"] = units.format_rate(state.rates[name])
+    _export_rates(tenant, name, state.rates)
+    tenant["vms"] = {vm: export_vm(state, name, vm) for vm in given.get("vms") or {}}
+    return tenant
+
+
+def export_vm(state: State, tenant: str, name: str) -> dict[str, Any]:
+    """Give what is wanted of one VM."""
+    vm: dict[str, Any] = copy.deepcopy(state.document["tenants"][tenant]["vms"][name])
+    key = f"{tenant}/{name}"
+    share = state.shares.get(key)
+    if share is None:
+        vm["rate"] = units.format_rate(state.rates[key])
+    else:
+        vm |= {"shares": share.port, "weight": share.weight}
+        vm["min-rate"] = units.format_rate(share.min_rate)
+        if share.max_rate is not None:
+            vm["max-rate"] = units.format_rate(share.max_rate)
+    _export_rates(vm, key, state.rates)
+    return vm
 
 
 def _export_rates(owner: dict[str, Any], key: str, rates: Mapping[str, int | None]) -> None:
@@ -189,3 +214,18 @@ def _export_rates(owner: dict[str, Any], key: str, rates: Mapping[str, int | Non
     for item in owner.get("destinations") or []:
         text = network_text(parse_network(item["to"]))
         item["rate"] = units.format_rate(rates[f"{key}->{text}"])
+
+
+def export_part(state: State, ref: Ref) -> dict[str, Any] | None:
+    """Give what is wanted of something; None if it is not there; raises UnknownName."""
+    if find(state.document, ref) is None:
+        return None
+    match ref.kind:
+        case "port":
+            return {"max-rate": units.format_rate(state.ports[ref.port])}
+        case "tenant":
+            return export_tenant(state, ref.tenant)
+        case "vm":
+            return export_vm(state, ref.tenant, ref.vm)
+    owner = export_vm(state, ref.tenant, ref.vm) if ref.vm else export_tenant(state, ref.tenant)
+    return find({"tenants": {ref.tenant: {**owner, "vms": {ref.vm: owner}}}}, ref)

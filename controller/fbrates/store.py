@@ -146,8 +146,14 @@ class Keeper:
 
         Raises StoreError, and then nothing has changed.
         """
-        if not operations:
-            return
+        if operations:
+            self._do(operations, who, what)
+
+    def note(self, who: str, what: str) -> None:
+        """Have the history say what was done that is in no row; raises StoreError."""
+        self._do([], who, what)
+
+    def _do(self, operations: list[Operation], who: str, what: str) -> None:
         before: Rows = self.rows or {table: {} for table in INDEX}
         entry = None
         if what:

@@ -123,8 +123,8 @@ class Waiter:
 
     def __init__(self, event: Event) -> None:
         self.event = event
-        self.owners: set[int] = set()
-        """The numbers of what is waited for: errors about others are not told."""
+        self.owners: set[int] | None = set()
+        """The numbers of what is waited for: errors about others are not told.  None: all."""
         self.done = False
         self.applied = False
         self.errors: list[str] = []
@@ -426,7 +426,7 @@ class SwitchSync:
         if sent.owner is not None:
             # Also who came later and found that what he wants had been sent already.
             for waiter in self._waiters():
-                if sent.owner in waiter.owners:
+                if waiter.owners is None or sent.owner in waiter.owners:
                     waiter.errors.append(f"{about}: {error}")
             self._doubtful.add(sent.owner)
             if self._audit is not None:
@@ -469,11 +469,11 @@ class SwitchSync:
                 numbers.add(flow.meter)
         return numbers
 
-    def replan(self, waiter: Waiter | None = None, owner: int | None = None) -> None:
-        """Bring the switch to a changed configuration, of `owner`, or changed ports."""
+    def replan(self, waiter: Waiter | None = None, owners: set[int] | None = None) -> None:
+        """Bring the switch to a changed configuration, of `owners` or all, or changed ports."""
         if waiter is not None:
-            waiter.owners = set() if owner is None else {owner}
-            in_doubt = owner in self._doubtful
+            waiter.owners = owners
+            in_doubt = bool(self._doubtful if owners is None else self._doubtful & owners)
             (self._audit_waiters if in_doubt else self._held_waiters).append(waiter)
         if self._ready:
             self.plan = self._plan()
@@ -535,6 +535,10 @@ class SwitchSync:
             or not numbers.isdisjoint(self.plan.meters)
             or any(self.has_owner(number) for number in numbers)
         )
+
+    def may_concern(self, numbers: set[int]) -> bool:
+        """As `concerns`, but true, too, while it is not known what the switch is to have."""
+        return not self._ready or self.concerns(numbers)
 
     def has_done(self, numbers: set[int]) -> bool:
         """Whether what is wanted of these is confirmed."""

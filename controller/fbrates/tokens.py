@@ -21,9 +21,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fbrates import loader
+from fbrates import loader, routes
+from fbrates.answers import RequestError
 from fbrates.loader import InvalidConfig, Problem, dotted
-from fbrates.rest import RequestError
 
 
 class _Token(BaseModel):
@@ -107,7 +107,9 @@ def check(role: Role, method: str, path: str) -> None:
     parts = path.strip("/").split("/")
     own = parts[:3] == ["v1", "tenants", role.tenant]
     reads = method in ("GET", "HEAD")
-    sets = method == "PUT" and parts[-1] == "rate"
+    found = routes.find("/" + "/".join(parts))
+    operation = found[0].methods.get(method) if found is not None else None
+    sets = operation is not None and operation.name == "put_rate"
     if not (own and (reads or sets)):
         raise RequestError(
             403,
