@@ -259,7 +259,7 @@ MININET_USES = __init__ netns ovs proc
 install: all
 	$(OVS_MAKE) install DESTDIR=$(DESTDIR)
 	install -d $(DATA)/utilities $(DESTDIR)$(PREFIX)/bin
-	install -m 644 requirements.txt $(DATA)
+	install -m 644 requirements.txt requirements-test.txt $(DATA)
 	install -m 755 utilities/fb-venv utilities/fb-sandbox utilities/mininet-tenants \
 		$(TOOLS:%=utilities/%) $(DATA)/utilities
 	find controller utilities/flowbundler_mininet.py utilities/fbmininet \

@@ -120,9 +120,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def request(
-    url: str, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[int, Any]:
+def request(url: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Ask the controller; raises Failure with its own words."""
     data = json.dumps(body).encode() if body is not None else None
     try:
@@ -259,9 +257,7 @@ def set_port(options: argparse.Namespace) -> int:
     path = f"/v1/ports/{urllib.parse.quote(options.port, safe='')}"
     # Not a new one, which PUT would make.
     request(options.url, "GET", path)
-    status, answer = request(
-        options.url, "PUT", path, {"max-rate": options.rate}, If_Match="*"
-    )
+    status, answer = request(options.url, "PUT", path, {"max-rate": options.rate}, If_Match="*")
     _changed(
         options,
         answer,

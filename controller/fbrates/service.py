@@ -728,10 +728,10 @@ class Service:
         with self._lock:
             self._ready_to_change()
             before = self.spec(ref)
-            expect(before)
             if spec is None and before is None:
                 raise UnknownName(ref.kind, ref.key, [])
             config = self._edited(ref, spec)
+            expect(before)
             live = {key: item for key, item in self._live().items() if not ref.covers(key, spec)}
             state = self._state_for(config, force or spec is None)
             _keep(state, config, live, self._file_settings())
