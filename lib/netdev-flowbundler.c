@@ -32,10 +32,10 @@
 #include "ovs-thread.h"
 #include "packets.h"
 #include "shaper-delay.h"
-#include "shaper-key.h"
 #include "shaper-rx.h"
 #include "smap.h"
 #include "sset.h"
+#include "svec.h"
 #include "timeval.h"
 #include "unixctl.h"
 #include "util.h"
@@ -49,9 +49,6 @@ COVERAGE_DEFINE(flowbundler_hand_off_drop);
  * fetched them yet. */
 #define MAX_HANDED_OFF 4096
 
-/* Packets in the pool of buffers that ports share by default, for advice. */
-#define USUAL_POOL 262144
-
 /* FIFOs that flowbundler/show lists per shaper. */
 #define SHOW_FLOWS 8
 
@@ -59,9 +56,12 @@ COVERAGE_DEFINE(flowbundler_hand_off_drop);
 struct fb_queue {
     struct hmap_node node;          /* In struct netdev_flowbundler. */
     unsigned int queue_id;
+    bool in_range;                  /* Is 'queue_id'?  If not, it is only kept
+                                     * for its problem to be told. */
     struct smap details;
+    uint64_t values[FB_QUEUE_N_KEYS]; /* In force. */
+    struct svec problems;           /* Of 'details', which are not. */
     struct edt_class *pace;         /* Its part in the port's. */
-    struct edt_class_limits limits; /* Of it. */
     long long int created;
     struct shaper_class_stats retired;  /* Of shapers that are gone. */
 };
@@ -121,6 +121,7 @@ netdev_fb_create(struct netdev *netdev)
         ovs_list_init(&fb->handed_off);
         fb->receiver = FB_EVERYBODY;
         smap_init(&fb->details);
+        svec_init(&fb->problems);
         hmap_init(&fb->queues);
         fb->pace = edt_pace_create(0);
         fb->default_pace = edt_class_create(fb->pace,
@@ -139,165 +140,87 @@ netdev_fb_create(struct netdev *netdev)
 
 /* Configuration. */
 
-enum qos_key {
-    QOS_MAX_RATE,
-    QOS_MAX_DELAY,
-    QOS_ECN_THRESHOLD,
-    QOS_MAX_BACKLOG,
-    QOS_MAX_BATCH,
-    QOS_MIN_GRANULARITY,
-    QOS_MAX_GRANULARITY,
-    QOS_MAX_FLOWS,
-    QOS_OVERHEAD,
-    QOS_DELAY,
-    QOS_JITTER,
-    QOS_N_KEYS
-};
-
-static const struct shaper_key qos_keys[QOS_N_KEYS] = {
-    [QOS_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                       false, "bit/s", NULL },
-    [QOS_MAX_DELAY] = { "max-delay", 1, EDT_MAX_DELAY_US, 50000,
-                        false, "us", NULL },
-    [QOS_ECN_THRESHOLD] = { "ecn-threshold", 0, EDT_MAX_DELAY_US - 1, 0,
-                            false, "us", NULL },
-    [QOS_MAX_BACKLOG] = { "max-backlog", 1, 1 << 24, 1 << 18,
-                          false, "packets", NULL },
-    [QOS_MAX_BATCH] = { "max-batch", NETDEV_MAX_BURST, 4096, 128, false,
-                        "packets", NULL },
-    [QOS_MIN_GRANULARITY] = { "min-granularity", 1, 1 << 30, 64,
-                              true, "ns", NULL },
-    [QOS_MAX_GRANULARITY] = { "max-granularity", 1, 1 << 30, 65536,
-                              true, "ns", NULL },
-    [QOS_MAX_FLOWS] = { "max-flows", 1, 1 << 23, 131072, false, "flows",
-                        NULL },
-    [QOS_OVERHEAD] = { "overhead", 0, 256, 0, false, "bytes", NULL },
-    [QOS_DELAY] = { "delay", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL },
-    [QOS_JITTER] = { "jitter", 0, SHAPER_MAX_DELAY_US, 0, false, "us", NULL },
-};
-
-enum queue_key {
-    QUEUE_MAX_RATE,
-    QUEUE_BURST,
-    QUEUE_N_KEYS
-};
-
-static const struct shaper_key queue_keys[QUEUE_N_KEYS] = {
-    [QUEUE_MAX_RATE] = { "max-rate", EDT_MIN_RATE_BPS, EDT_MAX_RATE_BPS, 0,
-                         false, "bit/s", NULL },
-    [QUEUE_BURST] = { "burst", 1, EDT_MAX_BURST_BYTES * 8, 0,
-                      false, "bits", NULL },
-};
-
-/* Checks that what is on its way during the delay in 'values' has room, if the
- * port's rate says how much that is, and that the jitter does not exceed the
- * delay.  Returns NULL if so, otherwise what is wrong, which the caller must
- * free. */
-static char *
-fb_check_delay(const uint64_t *values)
+static int
+compare_queues(const void *a_, const void *b_)
 {
-    const uint64_t delay_us = values[QOS_DELAY];
-    const uint64_t total_us = delay_us + values[QOS_JITTER];
-    const uint64_t packets = shaper_delay_packets(values[QOS_MAX_RATE],
-                                                  total_us);
+    const struct fb_queue *const *a = a_, *const *b = b_;
 
-    if (values[QOS_JITTER] > delay_us) {
-        return xasprintf("QoS other_config:jitter=\"%"PRIu64"\": must not be "
-                         "more than delay (%"PRIu64" us)",
-                         values[QOS_JITTER], delay_us);
-    }
-    if (packets > values[QOS_MAX_BACKLOG]) {
-        return xasprintf("QoS other_config:delay=\"%"PRIu64"\": must not be "
-                         "so long that, with jitter, more than max-backlog "
-                         "(%"PRIu64" packets) are on their way at max-rate "
-                         "(%"PRIu64" bit/s): there would be %"PRIu64" of %d "
-                         "bytes, %"PRIu64" us have room",
-                         delay_us, values[QOS_MAX_BACKLOG],
-                         values[QOS_MAX_RATE], packets, EDT_MTU_BYTES,
-                         shaper_delay_us(values[QOS_MAX_RATE],
-                                         values[QOS_MAX_BACKLOG]));
-    }
-    return NULL;
+    return (*a)->queue_id < (*b)->queue_id ? -1 : 1;
 }
 
-/* Warns if the port 'name' with 'values' is to delay more packets than it gets
- * buffers for from a pool of the usual size. */
-static void
-fb_warn_of_delay(const char *name, const uint64_t *values)
-{
-    const uint64_t total_us = values[QOS_DELAY] + values[QOS_JITTER];
-    const uint64_t packets = shaper_delay_packets(values[QOS_MAX_RATE],
-                                                  total_us);
-    const uint32_t room = shaper_thread_port_share(USUAL_POOL);
-
-    if (packets > room) {
-        VLOG_WARN("%s: with delay=\"%"PRIu64"\" %"PRIu64" packets of %d bytes "
-                  "are on their way at max-rate, but those received at one "
-                  "port get %"PRIu32" of a pool of %d buffers; others are "
-                  "dropped (\"budget\")", name, values[QOS_DELAY], packets,
-                  EDT_MTU_BYTES, room, USUAL_POOL);
-    }
-}
-
-/* Parses 'details' by 'keys' into 'values'.  Returns NULL if successful,
- * otherwise what is wrong, which the caller must free. */
-static char *
-fb_parse(const struct smap *details, const struct shaper_key *keys,
-         size_t n_keys, const char *table, uint64_t *values)
-{
-    const struct smap_node *node;
-
-    for (size_t i = 0; i < n_keys; i++) {
-        values[i] = keys[i].def;
-    }
-
-    SMAP_FOR_EACH (node, details) {
-        const struct shaper_key *key = shaper_key_find(keys, n_keys,
-                                                       node->key);
-
-        if (!key) {
-            return shaper_key_unknown(keys, n_keys, table, node->key,
-                                      node->value);
-        }
-        if (!shaper_key_parse(key, node->value, &values[key - keys])) {
-            return shaper_key_bad_value(key, table, node->value);
-        }
-    }
-
-    if (keys == qos_keys
-        && values[QOS_MAX_GRANULARITY] < values[QOS_MIN_GRANULARITY]) {
-        return xasprintf("%s other_config:max-granularity=\"%"PRIu64"\": must "
-                         "not be less than min-granularity (%"PRIu64" ns)",
-                         table, values[QOS_MAX_GRANULARITY],
-                         values[QOS_MIN_GRANULARITY]);
-    }
-    if (keys == qos_keys
-        && values[QOS_ECN_THRESHOLD] >= values[QOS_MAX_DELAY]) {
-        return xasprintf("%s other_config:ecn-threshold=\"%"PRIu64"\": must "
-                         "be less than max-delay (%"PRIu64" us)",
-                         table, values[QOS_ECN_THRESHOLD],
-                         values[QOS_MAX_DELAY]);
-    }
-    return keys == qos_keys ? fb_check_delay(values) : NULL;
-}
-
-/* Records 'error' (NULL: none) as what is wrong with the configuration of
- * 'netdev' and takes ownership of it.  Logs it if it is new. */
-static void
-fb_set_error(struct netdev *netdev, struct netdev_flowbundler *fb,
-             char *error)
+/* Returns the queues of 'fb' in the order of their ids, in an array that the
+ * caller must free. */
+static struct fb_queue **
+fb_sorted_queues(const struct netdev_flowbundler *fb)
     OVS_REQUIRES(fb->mutex)
 {
-    if (!nullable_string_is_equal(fb->error, error)) {
+    struct fb_queue **queues = xcalloc(hmap_count(&fb->queues) + 1,
+                                       sizeof *queues);
+    struct fb_queue *queue;
+    size_t n = 0;
+
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        queues[n++] = queue;
+    }
+    qsort(queues, n, sizeof *queues, compare_queues);
+    return queues;
+}
+
+/* Adds to 'problems' what of the configuration of 'fb' is not in force. */
+static void
+fb_get_problems(const struct netdev_flowbundler *fb, struct svec *problems)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct fb_queue **queues = fb_sorted_queues(fb);
+
+    if (fb->type_error) {
+        svec_add(problems, fb->type_error);
+    }
+    svec_append(problems, &fb->problems);
+    for (size_t i = 0; i < hmap_count(&fb->queues); i++) {
+        svec_append(problems, &queues[i]->problems);
+    }
+    free(queues);
+}
+
+/* Makes 'problems', of which it takes the contents, what is wrong with a row
+ * of 'netdev' instead of 'old'.  Logs those that are new. */
+static void
+fb_set_problems(struct netdev *netdev, struct svec *old,
+                struct svec *problems)
+{
+    static struct vlog_rate_limit rl = VLOG_RATE_LIMIT_INIT(60, 60);
+
+    for (size_t i = 0; i < problems->n; i++) {
+        if (!svec_contains_unsorted(old, problems->names[i])) {
+            VLOG_WARN_RL(&rl, "%s: %s", netdev_get_name(netdev),
+                         problems->names[i]);
+        }
+    }
+    if (!svec_equal(old, problems)) {
+        /* Interface status is refreshed when something changes. */
+        netdev_change_seq_changed(netdev);
+    }
+    svec_swap(old, problems);
+    svec_destroy(problems);
+}
+
+/* Records 'error' (NULL: none) as why 'netdev' does not have the QoS type that
+ * it has been told to have, and takes ownership of it.  Logs it if it is
+ * new. */
+static void
+fb_set_type_error(struct netdev *netdev, struct netdev_flowbundler *fb,
+                  char *error)
+    OVS_REQUIRES(fb->mutex)
+{
+    if (!nullable_string_is_equal(fb->type_error, error)) {
         static struct vlog_rate_limit rl = VLOG_RATE_LIMIT_INIT(60, 60);
 
-        if (error && !nullable_string_is_equal(fb->logged, error)) {
+        if (error) {
             VLOG_WARN_RL(&rl, "%s: %s", fb->name, error);
         }
-        free(fb->error);
-        fb->error = error;
-
-        /* Interface status is refreshed when something changes. */
+        free(fb->type_error);
+        fb->type_error = error;
         netdev_change_seq_changed(netdev);
     } else {
         free(error);
@@ -325,6 +248,7 @@ fb_queue_destroy(struct netdev_flowbundler *fb, struct fb_queue *queue)
 {
     hmap_remove(&fb->queues, &queue->node);
     smap_destroy(&queue->details);
+    svec_destroy(&queue->problems);
     edt_class_unref(queue->pace);
     free(queue);
 }
@@ -339,33 +263,32 @@ rate_params(uint64_t rate_bps)
     return rate_bps ? edt_params_create(&limits) : NULL;
 }
 
-/* Publishes the configuration that 'details' and 'queues' describe. */
+/* Publishes the configuration that 'values' and 'queues' describe. */
 static void
 fb_publish(struct netdev_flowbundler *fb)
     OVS_REQUIRES(fb->mutex)
 {
     struct shaper_config *config = xzalloc(sizeof *config);
     struct shaper_config *old;
-    uint64_t qos[QOS_N_KEYS];
+    const uint64_t *qos = fb->values;
     struct fb_queue *queue;
 
-    free(fb_parse(&fb->details, qos_keys, QOS_N_KEYS, "QoS", qos));
     /* In place, so that threads keep to what has been sent. */
-    edt_pace_set_rate(fb->pace, qos[QOS_MAX_RATE], time_nsec());
+    edt_pace_set_rate(fb->pace, qos[FB_QOS_MAX_RATE], time_nsec());
 
     ovs_refcount_init(&config->ref_cnt);
     config->wheel = MLTW_CONFIG_DEFAULT;
-    config->wheel.min_granularity_ns = qos[QOS_MIN_GRANULARITY];
-    config->wheel.max_granularity_ns = qos[QOS_MAX_GRANULARITY];
-    config->max_delay_ns = qos[QOS_MAX_DELAY] * 1000;
-    config->ecn_threshold_ns = qos[QOS_ECN_THRESHOLD]
-                               ? qos[QOS_ECN_THRESHOLD] * 1000 : UINT64_MAX;
-    config->max_backlog = qos[QOS_MAX_BACKLOG];
-    config->max_batch = qos[QOS_MAX_BATCH];
-    config->max_flows = qos[QOS_MAX_FLOWS];
-    config->overhead_bytes = qos[QOS_OVERHEAD];
-    shaper_delay_init(&config->delay, qos[QOS_DELAY], qos[QOS_JITTER]);
-    config->port_params = rate_params(qos[QOS_MAX_RATE]);
+    config->wheel.min_granularity_ns = qos[FB_QOS_MIN_GRANULARITY];
+    config->wheel.max_granularity_ns = qos[FB_QOS_MAX_GRANULARITY];
+    config->max_delay_ns = qos[FB_QOS_MAX_DELAY] * 1000;
+    config->ecn_threshold_ns = qos[FB_QOS_ECN_THRESHOLD]
+                               ? qos[FB_QOS_ECN_THRESHOLD] * 1000 : UINT64_MAX;
+    config->max_backlog = qos[FB_QOS_MAX_BACKLOG];
+    config->max_batch = qos[FB_QOS_MAX_BATCH];
+    config->max_flows = qos[FB_QOS_MAX_FLOWS];
+    config->overhead_bytes = qos[FB_QOS_OVERHEAD];
+    shaper_delay_init(&config->delay, qos[FB_QOS_DELAY], qos[FB_QOS_JITTER]);
+    config->port_params = rate_params(qos[FB_QOS_MAX_RATE]);
     config->paced = config->port_params != NULL;
     if (config->paced) {
         config->port_pace = edt_pace_ref(fb->pace);
@@ -379,11 +302,15 @@ fb_publish(struct netdev_flowbundler *fb)
         config->classes[0].pace = edt_class_ref(fb->default_pace);
     }
     HMAP_FOR_EACH (queue, node, &fb->queues) {
+        if (!queue->in_range) {
+            continue;
+        }
+
         size_t i = queue->queue_id ? config->n_classes++ : 0;
         struct shaper_class_config *cc = &config->classes[i];
 
         cc->queue_id = queue->queue_id;
-        cc->params = rate_params(queue->limits.max_bps);
+        cc->params = rate_params(queue->values[FB_QUEUE_MAX_RATE]);
         edt_class_unref(cc->pace);
         cc->pace = (config->port_params || cc->params
                     ? edt_class_ref(queue->pace) : NULL);
@@ -416,7 +343,6 @@ int
 netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
 {
     struct netdev_flowbundler *fb = netdev_fb_create(netdev);
-    uint64_t values[QOS_N_KEYS];
     bool was_on = netdev_flowbundler_is_on(netdev);
     char *error = NULL;
 
@@ -425,25 +351,22 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
                           "this port supports, this one is only for ports of "
                           "the userspace datapath (datapath_type=netdev) that "
                           "are not tunnels", FLOWBUNDLER_QOS_TYPE);
-    } else {
-        error = fb_parse(details, qos_keys, QOS_N_KEYS, "QoS", values);
     }
 
     ovs_mutex_lock(&fb->mutex);
     if (!error && !(was_on && smap_equal(&fb->details, details))) {
+        struct svec problems = SVEC_EMPTY_INITIALIZER;
+        uint64_t values[FB_QOS_N_KEYS];
+
+        fb_qos_parse(details, was_on ? fb->values : NULL, values, &problems);
         smap_destroy(&fb->details);
         smap_clone(&fb->details, details);
+        memcpy(fb->values, values, sizeof values);
+        fb_set_problems(netdev, &fb->problems, &problems);
         fb_publish(fb);
-        fb_warn_of_delay(fb->name, values);
+        fb_qos_warn_of_delay(fb->name, values);
     }
-    fb->refused = error != NULL;
-
-    /* What is wrong with a queue will be found again, if it still is, when
-     * the queues are set, which is done after this. */
-    free(fb->logged);
-    fb->logged = fb->queue_error ? nullable_xstrdup(fb->error) : NULL;
-    fb->queue_error = false;
-    fb_set_error(netdev, fb, error);
+    fb_set_type_error(netdev, fb, error);
     ovs_mutex_unlock(&fb->mutex);
 
     return error ? EINVAL : 0;
@@ -463,13 +386,12 @@ netdev_flowbundler_refuse_qos(struct netdev *netdev, const char *type,
                          : "nothing limits the port");
 
     ovs_mutex_lock(&fb->mutex);
-    fb->refused = true;
-    fb_set_error(netdev, fb,
-                 error == EOPNOTSUPP
-                 ? xasprintf("QoS type=\"%s\": must be one of the types that "
-                             "this port supports; %s", type, keeps)
-                 : xasprintf("QoS type=\"%s\": %s; %s", type,
-                             ovs_strerror(error), keeps));
+    fb_set_type_error(netdev, fb,
+                      error == EOPNOTSUPP
+                      ? xasprintf("QoS type=\"%s\": must be one of the types "
+                                  "that this port supports; %s", type, keeps)
+                      : xasprintf("QoS type=\"%s\": %s; %s", type,
+                                  ovs_strerror(error), keeps));
     ovs_mutex_unlock(&fb->mutex);
 }
 
@@ -487,13 +409,14 @@ netdev_flowbundler_clear_qos(struct netdev *netdev)
     }
 
     ovs_mutex_lock(&fb->mutex);
-    fb_set_error(netdev, fb, NULL);
-    fb->refused = false;
+    fb_set_type_error(netdev, fb, NULL);
     old = ovsrcu_get_protected(struct shaper_config *, &fb->config);
     if (old) {
         ovsrcu_set(&fb->config, NULL);
         ovsrcu_postpone(shaper_config_unref, old);
         smap_clear(&fb->details);
+        svec_clear(&fb->problems);
+        netdev_change_seq_changed(netdev);
         HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
             fb_queue_destroy(fb, queue);
         }
@@ -544,65 +467,77 @@ netdev_flowbundler_get_queue(const struct netdev *netdev,
     return queue ? 0 : ENOENT;
 }
 
+static struct fb_queue *
+fb_queue_create(struct netdev_flowbundler *fb, unsigned int queue_id)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct fb_queue *queue = xzalloc(sizeof *queue);
+
+    queue->queue_id = queue_id;
+    queue->in_range = queue_id < SHAPER_MAX_QUEUES;
+    queue->created = time_msec();
+    smap_init(&queue->details);
+    svec_init(&queue->problems);
+    queue->pace = edt_class_create(fb->pace, &EDT_CLASS_LIMITS_DEFAULT);
+    hmap_insert(&fb->queues, &queue->node, hash_int(queue_id, 0));
+    return queue;
+}
+
+/* Makes 'queue' follow 'details'.  'is_new' if it has not followed any. */
+static void
+fb_queue_configure(struct netdev *netdev, struct netdev_flowbundler *fb,
+                   struct fb_queue *queue, const struct smap *details,
+                   bool is_new)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct svec problems = SVEC_EMPTY_INITIALIZER;
+    uint64_t values[FB_QUEUE_N_KEYS];
+    struct edt_class_limits limits;
+
+    fb_queue_parse(queue->queue_id, details, is_new ? NULL : queue->values,
+                   values, &problems);
+    smap_destroy(&queue->details);
+    smap_clone(&queue->details, details);
+    memcpy(queue->values, values, sizeof values);
+    if (!queue->in_range) {
+        svec_clear(&problems);
+        svec_add_nocopy(&problems,
+                        xasprintf("QoS queues: queue %u: must be a whole "
+                                  "number from 0 to %d; its packets are those "
+                                  "of queue 0", queue->queue_id,
+                                  SHAPER_MAX_QUEUES - 1));
+    }
+    fb_set_problems(netdev, &queue->problems, &problems);
+    if (queue->in_range) {
+        fb_queue_limits(values, &limits);
+        edt_class_set_limits(queue->pace, &limits, time_nsec());
+        fb_publish(fb);
+    }
+}
+
 /* Creates or changes queue 'queue_id' of 'netdev'. */
 int
 netdev_flowbundler_set_queue(struct netdev *netdev, unsigned int queue_id,
                              const struct smap *details)
 {
     struct netdev_flowbundler *fb = netdev_fb(netdev);
-    uint64_t values[QUEUE_N_KEYS];
     struct fb_queue *queue;
-    char *error;
-
-    if (queue_id >= SHAPER_MAX_QUEUES) {
-        error = xasprintf("QoS queues: queue %u: must be a whole number from "
-                          "0 to %d", queue_id, SHAPER_MAX_QUEUES - 1);
-    } else {
-        char *table = xasprintf("Queue %u", queue_id);
-
-        error = fb_parse(details, queue_keys, QUEUE_N_KEYS, table, values);
-        if (!error && values[QUEUE_BURST] && !values[QUEUE_MAX_RATE]) {
-            error = xasprintf("%s other_config:burst=\"%"PRIu64"\": must not "
-                              "be set without max-rate",
-                              table, values[QUEUE_BURST]);
-        }
-        free(table);
-    }
+    bool refused;
 
     ovs_mutex_lock(&fb->mutex);
-    if (fb->refused) {
-        /* The record that this queue belongs to is not in force. */
-        free(error);
-        ovs_mutex_unlock(&fb->mutex);
-        return EINVAL;
-    }
-    if (error) {
-        fb->queue_error = true;
-        fb_set_error(netdev, fb, error);
-        ovs_mutex_unlock(&fb->mutex);
-        return EINVAL;
-    }
-
-    queue = fb_queue_find(fb, queue_id);
-    if (!queue || !smap_equal(&queue->details, details)) {
+    /* Otherwise the row that this queue belongs to is not in force. */
+    refused = fb->type_error != NULL;
+    if (!refused) {
+        queue = fb_queue_find(fb, queue_id);
         if (!queue) {
-            queue = xzalloc(sizeof *queue);
-            queue->queue_id = queue_id;
-            queue->created = time_msec();
-            smap_init(&queue->details);
-            queue->limits = EDT_CLASS_LIMITS_DEFAULT;
-            queue->pace = edt_class_create(fb->pace, &queue->limits);
-            hmap_insert(&fb->queues, &queue->node, hash_int(queue_id, 0));
+            queue = fb_queue_create(fb, queue_id);
+            fb_queue_configure(netdev, fb, queue, details, true);
+        } else if (!smap_equal(&queue->details, details)) {
+            fb_queue_configure(netdev, fb, queue, details, false);
         }
-        smap_destroy(&queue->details);
-        smap_clone(&queue->details, details);
-        queue->limits.max_bps = values[QUEUE_MAX_RATE];
-        queue->limits.burst_bytes = DIV_ROUND_UP(values[QUEUE_BURST], 8);
-        edt_class_set_limits(queue->pace, &queue->limits, time_nsec());
-        fb_publish(fb);
     }
     ovs_mutex_unlock(&fb->mutex);
-    return 0;
+    return refused || queue_id >= SHAPER_MAX_QUEUES ? EINVAL : 0;
 }
 
 /* Deletes queue 'queue_id' of 'netdev'.  Its packets go to queue 0. */
@@ -613,8 +548,11 @@ netdev_flowbundler_delete_queue(struct netdev *netdev, unsigned int queue_id)
     struct fb_queue *queue;
 
     ovs_mutex_lock(&fb->mutex);
-    queue = fb->refused ? NULL : fb_queue_find(fb, queue_id);
+    queue = fb->type_error ? NULL : fb_queue_find(fb, queue_id);
     if (queue) {
+        if (!svec_is_empty(&queue->problems)) {
+            netdev_change_seq_changed(netdev);
+        }
         fb_queue_destroy(fb, queue);
         fb_publish(fb);
     }
@@ -656,6 +594,9 @@ netdev_flowbundler_get_queue_stats(const struct netdev *netdev,
 
     ovs_mutex_lock(&fb->mutex);
     queue = fb_queue_find(fb, queue_id);
+    if (queue && !queue->in_range) {
+        queue = NULL;
+    }
     if (queue) {
         fb_queue_get_stats(fb, queue, stats);
     }
@@ -727,26 +668,33 @@ netdev_flowbundler_dump_queue_stats(const struct netdev *netdev,
     HMAP_FOR_EACH (queue, node, &fb->queues) {
         struct netdev_queue_stats stats;
 
-        fb_queue_get_stats(fb, queue, &stats);
-        cb(queue->queue_id, &stats, aux);
+        if (queue->in_range) {
+            fb_queue_get_stats(fb, queue, &stats);
+            cb(queue->queue_id, &stats, aux);
+        }
     }
     ovs_mutex_unlock(&fb->mutex);
     return 0;
 }
 
-/* Adds to 'smap', an Interface's status, why the configuration of 'netdev', as
- * a port that is sent to or received from, was refused, if it was. */
+/* Adds to 'smap', an Interface's status, what is not in force of the
+ * configuration of 'netdev', as a port that is sent to or received from. */
 void
 netdev_flowbundler_get_status(const struct netdev *netdev, struct smap *smap)
 {
     struct netdev_flowbundler *fb = netdev_fb(netdev);
 
     if (fb) {
+        struct svec problems = SVEC_EMPTY_INITIALIZER;
+
         ovs_mutex_lock(&fb->mutex);
-        if (fb->error) {
-            smap_add(smap, "qos_error", fb->error);
-        }
+        fb_get_problems(fb, &problems);
         ovs_mutex_unlock(&fb->mutex);
+        if (!svec_is_empty(&problems)) {
+            smap_add_nocopy(smap, xstrdup("qos_error"),
+                            svec_join(&problems, "; ", ""));
+        }
+        svec_destroy(&problems);
     }
     shaper_rx_get_status(netdev, smap);
 }
@@ -1063,8 +1011,8 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     hmap_destroy(&fb->queues);
     hmapx_destroy(&fb->shapers);
     smap_destroy(&fb->details);
-    free(fb->error);
-    free(fb->logged);
+    svec_destroy(&fb->problems);
+    free(fb->type_error);
     ovs_mutex_unlock(&fb->mutex);
 
     config = ovsrcu_get_protected(struct shaper_config *, &fb->config);
@@ -1347,54 +1295,48 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
         = ovsrcu_get(struct shaper_config *, &fb->config);
     struct json *threads = json_array_create_empty();
     struct json *queues = json_array_create_empty();
+    struct svec problems = SVEC_EMPTY_INITIALIZER;
+    struct fb_queue **sorted = fb_sorted_queues(fb);
     uint64_t now_ns = time_nsec();
-    uint64_t values[QOS_N_KEYS];
     struct shaper_stats stats;
     struct hmapx_node *node;
-    struct fb_queue *queue;
 
     ds_put_format(s, "%s: %s\n", fb->name, config ? "shaping" : "off");
-    if (fb->error) {
-        ds_put_format(s, "  refused: %s\n", fb->error);
-        json_object_put_string(object, "refused", fb->error);
+    fb_get_problems(fb, &problems);
+    if (!svec_is_empty(&problems)) {
+        struct json *refused = json_array_create_empty();
+
+        for (size_t i = 0; i < problems.n; i++) {
+            ds_put_format(s, "  refused: %s\n", problems.names[i]);
+            json_array_add(refused, json_string_create(problems.names[i]));
+        }
+        json_object_put(object, "refused", refused);
     }
+    svec_destroy(&problems);
     json_object_put(object, "shaping", json_boolean_create(config != NULL));
 
-    free(fb_parse(&fb->details, qos_keys, QOS_N_KEYS, "QoS", values));
     if (config) {
         struct json *json = json_object_create();
 
         ds_put_cstr(s, "  config:");
-        for (int i = 0; i < QOS_N_KEYS; i++) {
-            const struct shaper_key *key = &qos_keys[i];
-
-            if ((i == QOS_MAX_RATE || i == QOS_ECN_THRESHOLD
-                 || i == QOS_DELAY || i == QOS_JITTER) && !values[i]) {
-                continue;
-            }
-            if (key->words) {
-                ds_put_format(s, " %s=%s", key->name, key->words[values[i]]);
-                json_object_put_string(json, key->name,
-                                       key->words[values[i]]);
-            } else {
-                ds_put_format(s, " %s=%"PRIu64, key->name, values[i]);
-                json_object_put(json, key->name,
-                                json_integer_create(values[i]));
-            }
-        }
+        fb_qos_show(fb->values, s, json);
         ds_put_char(s, '\n');
         json_object_put(object, "config", json);
     }
-    HMAP_FOR_EACH (queue, node, &fb->queues) {
-        struct json *json = json_object_create();
+    for (size_t i = 0; i < hmap_count(&fb->queues); i++) {
+        const struct fb_queue *queue = sorted[i];
         struct netdev_queue_stats qstats;
-        struct smap_node *detail;
+        struct json *json, *json_config;
 
+        if (!queue->in_range) {
+            continue;
+        }
+        json = json_object_create();
+        json_config = json_object_create();
         fb_queue_get_stats(fb, queue, &qstats);
         ds_put_format(s, "  queue %u:", queue->queue_id);
-        SMAP_FOR_EACH (detail, &queue->details) {
-            ds_put_format(s, " %s=%s", detail->key, detail->value);
-        }
+        fb_queue_show(queue->values, s, json_config);
+        json_object_put(json, "config", json_config);
         ds_put_format(s, " sent %"PRIu64" packets, %"PRIu64" bytes, dropped "
                       "%"PRIu64"\n", qstats.tx_packets, qstats.tx_bytes,
                       qstats.tx_errors);
@@ -1406,6 +1348,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
                         json_integer_create(qstats.tx_errors));
         json_array_add(queues, json);
     }
+    free(sorted);
     json_object_put(object, "queues", queues);
 
     fb_get_stats(fb, &stats);
@@ -1413,7 +1356,7 @@ fb_show(const struct netdev_flowbundler *fb, struct ds *s,
     ds_put_cstr(s, "  total:\n");
     format_stats(s, &stats, now_ns);
     fb_get_delay_stats(fb, &stats);
-    if (values[QOS_DELAY] || stats.counters[SHAPER_SENT]
+    if ((config && fb->values[FB_QOS_DELAY]) || stats.counters[SHAPER_SENT]
         || stats.counters[SHAPER_BACKLOG]) {
         show_delay(&stats, now_ns, s, object);
     }
@@ -1473,7 +1416,7 @@ netdev_flowbundler_show(struct unixctl_conn *conn, int argc,
     LIST_FOR_EACH (fb, node, &all_ports) {
         ovs_mutex_lock(&fb->mutex);
         if (argc > 1 ? !strcmp(argv[1], fb->name)
-                     : fb->error || ovsrcu_get(struct shaper_config *,
+                     : fb->type_error || ovsrcu_get(struct shaper_config *,
                                                &fb->config)) {
             struct json *port = json_object_create();
 

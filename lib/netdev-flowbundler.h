@@ -22,12 +22,14 @@
 
 #include "flow-shaper.h"
 #include "hmapx.h"
+#include "netdev-flowbundler-config.h"
 #include "netdev-provider.h"
 #include "openvswitch/hmap.h"
 #include "ovs-atomic.h"
 #include "ovs-rcu.h"
 #include "ovs-thread.h"
 #include "smap.h"
+#include "svec.h"
 
 struct dp_packet_batch;
 struct netdev_stats;
@@ -44,11 +46,13 @@ struct netdev_stats;
  * -------------
  *
  *  The first group of functions are what netdev.c calls for this QoS type.
- *  They are called by the main thread, have the contracts of the functions of
- *  'struct netdev_class' with the same names, and are atomic: a configuration
- *  is refused as a whole, what ran before keeps running, and the reason, which
- *  names key, value and what is allowed, is in the log, in "ovs-appctl
- *  flowbundler/show" and in the Interface's status as "qos_error".
+ *  They are called by the main thread, and have the contracts of the functions
+ *  of 'struct netdev_class' with the same names, but that no row is refused
+ *  for what it says: what can be honoured is in force
+ *  ("netdev-flowbundler-config.h"), and the rest, all of it, is in "ovs-appctl
+ *  flowbundler/show" and in the Interface's status as "qos_error", and each
+ *  once in the log.  A port that cannot have the type refuses it and keeps
+ *  what it has.
  *
  * Shapers
  * -------
@@ -90,15 +94,14 @@ struct netdev_flowbundler {
     struct shaper_stats retired_delay OVS_GUARDED; /* Of their delay lines. */
 
     struct smap details OVS_GUARDED;        /* QoS other_config. */
+    uint64_t values[FB_QOS_N_KEYS] OVS_GUARDED; /* In force. */
+    struct svec problems OVS_GUARDED;       /* Of 'details', which are not. */
     struct hmap queues OVS_GUARDED;         /* Of struct fb_queue. */
     struct edt_pace *pace OVS_GUARDED;      /* Of the port. */
     struct edt_class *default_pace OVS_GUARDED; /* Of queue 0 if there is no
                                                  * record for it. */
-    char *error OVS_GUARDED;                /* What was refused, or NULL. */
-    bool refused OVS_GUARDED;               /* Was it the QoS record? */
-    bool queue_error OVS_GUARDED;           /* Was it a queue? */
-    char *logged OVS_GUARDED;               /* Not to be logged again if it is
-                                             * still wrong, or NULL. */
+    char *type_error OVS_GUARDED;           /* Why the row last set is not in
+                                             * force at all, or NULL. */
 };
 
 void netdev_flowbundler_init(void);

@@ -51,6 +51,33 @@ shaper_key_parse(const struct shaper_key *key, const char *text,
     return true;
 }
 
+/* Stores in '*value' the value of 'key' that is nearest to 'text', a whole
+ * number of any size and sign.  Returns false if 'text' is none, or 'key' has
+ * words for values. */
+bool
+shaper_key_nearest(const struct shaper_key *key, const char *text,
+                   uint64_t *value)
+{
+    const bool negative = text[0] == '-';
+    const char *digits = text + negative;
+    unsigned long long int n = 0;
+
+    if (key->words || !digits[0] || digits[strspn(digits, "0123456789")]) {
+        return false;
+    }
+    if (!negative && !str_to_ullong(digits, 10, &n)) {
+        n = UINT64_MAX;
+    }
+    n = MIN(MAX(n, key->min), key->max);
+    if (key->pow2 && !IS_POW2(n)) {
+        uint64_t below = UINT64_C(1) << log_2_floor(n);
+
+        n = n - below < 2 * below - n ? below : 2 * below;
+    }
+    *value = n;
+    return true;
+}
+
 /* Appends what values 'key' can have. */
 void
 shaper_key_put_allowed(struct ds *s, const struct shaper_key *key)

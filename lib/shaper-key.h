@@ -38,6 +38,8 @@ struct shaper_key {
 
 bool shaper_key_parse(const struct shaper_key *, const char *text,
                       uint64_t *value);
+bool shaper_key_nearest(const struct shaper_key *, const char *text,
+                        uint64_t *value);
 void shaper_key_put_allowed(struct ds *, const struct shaper_key *);
 const struct shaper_key *shaper_key_find(const struct shaper_key *keys,
                                          size_t n, const char *name);

@@ -1,8 +1,10 @@
 """QoS and Queue records of all kinds against a real ovs-vswitchd.
 
-A record is in force with exactly the values it has, or refused with a message that names
-key, value and what is allowed, and what ran before runs on.  Which keys and values there
-are is read from the reference, vswitchd/flowbundler.xml.
+What can be honoured of a record is in force, and for each of the rest there is a message that
+names key, value, what is allowed and what is in force instead: what was before, or else the
+nearest that is allowed.  (What an Interface receives is shaped by all of its keys, or as
+before.)  Which keys and values there are is read from the reference,
+vswitchd/flowbundler.xml.
 """
 
 from __future__ import annotations
@@ -47,6 +49,17 @@ class Key:
         return self.least <= number <= self.most and not (
             self.power_of_two and number & (number - 1))
 
+    def nearest(self, text: str) -> int | None:
+        """The allowed value that is nearest to a whole number."""
+        if not re.fullmatch("-?[0-9]+", text, re.ASCII):
+            return None
+        # (Python reads no numbers of thousands of digits.)
+        number = min(max(int(text[:40]), self.least), self.most)
+        if self.power_of_two and number & (number - 1):
+            below = 1 << number.bit_length() - 1
+            number = below if number - below < 2 * below - number else 2 * below
+        return number
+
     def shown(self, text: str) -> str:
         """What flowbundler/show makes of an allowed value."""
         return text if self.words else str(int(text))
@@ -78,31 +91,70 @@ RECEIVED = {name: key for name, key in REFERENCE["Interface"].items()
 Config = dict[str, str]
 
 
-def expected(config: Config) -> Config | None:
-    """Say what is in force with this QoS record, or None if it is to be refused."""
-    if not all(key in QOS and QOS[key].allows(value) for key, value in config.items()):
-        return None
-    full = {key.name: key.default for key in QOS.values() if key.default is not None}
-    full |= {key: QOS[key].shown(value) for key, value in config.items()}
-    if int(full["max-granularity"]) < int(full["min-granularity"]):
-        return None
-    if int(full["ecn-threshold"]) >= int(full["max-delay"]):
-        return None
-    delay, jitter = int(full["delay"]), int(full["jitter"])
-    on_the_way = int(full.get("max-rate", 0)) * (delay + jitter) // (8_000_000 * MTU)
-    if jitter > delay or on_the_way > int(full["max-backlog"]):
-        return None
-    for key in ("ecn-threshold", "delay", "jitter"):
-        if full[key] == "0":
-            del full[key]
-    return full
+Values = dict[str, int]
+#: What is refused: the key, and what is said to be in force (None: nothing is).
+Refused = list[tuple[str, int | None]]
 
 
-def expected_queue(config: Config) -> Config | None:
+def chosen(key: Key, text: str, before: int | None, default: int) -> int:
+    """Say what is in force with `text` in a record."""
+    if key.allows(text):
+        return int(text)
+    if before is not None and before >= key.least:
+        return before
+    nearest = key.nearest(text)
+    return default if nearest is None else nearest
+
+
+def confined(value: int, least: int, most: int, before: int) -> int:
+    """Say what is in force with `value` if it must be from `least` to `most`."""
+    return before if least <= before <= most else min(max(value, least), most)
+
+
+def parse(config: Config, keys: dict[str, Key], defaults: Values, before: Values
+          ) -> tuple[Values, set[str]]:
+    """Say what is in force of a record's values by themselves, and which are not."""
+    full = dict(defaults)
+    for key, text in config.items():
+        if key in keys:
+            full[key] = chosen(keys[key], text, before.get(key), defaults.get(key, 0))
+    return full, {key for key, text in config.items()
+                  if key not in keys or not keys[key].allows(text)}
+
+
+DEFAULTS = {key.name: int(key.default or 0) for key in QOS.values()}
+
+
+def expected(config: Config) -> tuple[Values, Refused]:
+    """Say what is in force with this QoS record after one that says nothing."""
+    full, refused = parse(config, QOS, DEFAULTS, DEFAULTS)
+
+    def confine(key: str, least: int, most: int) -> None:
+        if not least <= full[key] <= most:
+            full[key] = confined(full[key], least, most, DEFAULTS[key])
+            refused.add(key)
+
+    confine("max-granularity", full["min-granularity"], 1 << 40)
+    confine("ecn-threshold", 0, full["max-delay"] - 1)
+    confine("jitter", 0, full["delay"])
+    rate, backlog = full["max-rate"], full["max-backlog"]
+    delay, jitter = full["delay"], full["jitter"]
+    if rate * (delay + jitter) // (8_000_000 * MTU) > backlog:
+        room = backlog * 8_000_000 * MTU // rate
+        most = max(room - min(jitter, room), room // 2)
+        full["delay"] = confined(delay, min(jitter, most), most, DEFAULTS["delay"])
+        full["jitter"] = min(jitter, room // 2)
+        refused |= {"delay"} | ({"jitter"} if full["jitter"] < jitter else set())
+    return full, [(key, full.get(key)) for key in refused]
+
+
+def expected_queue(config: Config, before: Values) -> tuple[Values, Refused]:
     """Say the same of a Queue record."""
-    if not all(key in QUEUE and QUEUE[key].allows(value) for key, value in config.items()):
-        return None
-    return None if "burst" in config and "max-rate" not in config else config
+    full, refused = parse(config, QUEUE, {"max-rate": 0, "burst": 0}, before)
+    if full["burst"] and not full["max-rate"]:
+        full["burst"] = 0
+        refused.add("burst")
+    return full, [(key, full.get(key)) for key in refused]
 
 
 def expected_received(config: Config) -> Config | None:
@@ -160,7 +212,7 @@ def records(keys: dict[str, Key], unknown: bool = True) -> st.SearchStrategy[Con
 def test_the_reference_is_read() -> None:
     assert len(QOS) == 11 and set(QUEUE) == {"max-rate", "burst"}
     # The defaults together are in force.
-    assert expected({}) is not None
+    assert expected({}) == (DEFAULTS, [])
     assert sum(key.power_of_two for key in QOS.values()) == 2
     assert len(RECEIVED) == 5 and expected_received({}) == {}
 
@@ -171,6 +223,8 @@ class Port:
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
         self.appctl = Unixctl(switch.directory / "ovs-vswitchd.ctl")
+        self.json = Unixctl(switch.directory / "ovs-vswitchd.ctl")
+        self.json("set-options", "--format", "json")
         self.qos, self.queue = (
             line.strip() for line in switch.vsctl(
                 *("--", "set", "Port", "p1", "qos=@q"),
@@ -199,33 +253,41 @@ class Port:
             file.seek(self.start)
             return file.read().decode()
 
-    def in_force(self) -> tuple[Config, Config, str]:
+    def in_force(self) -> tuple[Values, Values, list[str]]:
         """What is in force of the port and of queue 1, and what was refused."""
-        text = self.appctl("flowbundler/show", "p1")
-        assert text.startswith("p1: shaping\n"), text
-        refused = re.match(r"p1: shaping\n  refused: (.*?)\n  config: ", text, re.S)
-        config = re.search(r"^  config: (.*)$", text, re.M)
-        queue = re.search(r"^  queue 1:(.*) sent \d+ packets", text, re.M)
-        assert config and queue, text
-        return (dict(pair.split("=") for pair in config[1].split()),
-                dict(pair.split("=") for pair in queue[1].split()), refused[1] if refused else "")
+        shown = self.json("flowbundler/show", "p1")["p1"]
+        assert shown["shaping"]
+        queue, = (queue["config"] for queue in shown["queues"] if queue["queue"] == 1)
+        return shown["config"], queue, shown.get("refused", [])
 
     def close(self) -> None:
         self.appctl.close()
+        self.json.close()
 
 
-def assert_named(message: str, table: str, config: Config) -> None:
-    """The message names a key of the record, its value and what is allowed."""
-    assert re.search(r": (unknown key, )?must ", message), message
-    named = [key for key, value in config.items() for shown in (value, value.lstrip("0"))
-             if message.startswith(f'{table} other_config:{key}="{shown}": ')]
-    # With what keys say together, a default may be what is wrong.
-    if not named:
-        assert message.startswith((f"{table} other_config:max-granularity=",
-                                   f"{table} other_config:ecn-threshold=")), (message, config)
+def without(values: Values, *keys: str) -> Values:
+    """Leave out of `values` those of `keys` that are 0, as the switch does."""
+    return {key: value for key, value in values.items() if value or key not in keys}
 
 
-def test_any_record_is_in_force_or_refused(ovs: Switch) -> None:
+def assert_named(messages: list[str], table: str, config: Config, refused: Refused) -> None:
+    """Each value that is not in force is named, with what is allowed and what is in force."""
+    assert len(messages) == len(refused), (messages, refused)
+    for key, value in refused:
+        # With what keys say together, a default may be what is wrong.
+        text = config.get(key, "")
+        found = [message for message in messages
+                 if message.startswith(tuple(f'{table} other_config:{key}="{shown}": '
+                                             for shown in (text, text.lstrip("0") or "0"))
+                                       if key in config else f"{table} other_config:{key}=")]
+        assert found, (key, messages)
+        known = key in (QOS if table == "QoS" else QUEUE)
+        ends = (f"; {value} is in force", f"; no {key} is in force") if known else ("",)
+        assert any(" must " in message and message.endswith(ends) for message in found), (
+            key, value, found)
+
+
+def test_what_can_be_honoured_of_any_record_is_in_force(ovs: Switch) -> None:
     ovs.add_bridge("br0", "p1")
     port = Port(ovs)
     assert ovs.vswitchd is not None
@@ -237,26 +299,24 @@ def test_any_record_is_in_force_or_refused(ovs: Switch) -> None:
         nonlocal done, refusals
         # Also so that the same mistake is one again, and is logged.
         port.set({}, {"max-rate": "80000"})
-        running, running_queue = expected({}), {"max-rate": "80000"}
-        assert port.in_force() == (running, running_queue, "")
+        shown = "max-rate", "ecn-threshold", "delay", "jitter"
+        assert port.in_force() == (without(DEFAULTS, *shown), {"max-rate": 80000}, [])
 
         port.set(qos, queue)
-        wanted, wanted_queue = expected(qos), expected_queue(queue)
+        wanted, wrong = expected(qos)
+        wanted_queue, wrong_queue = expected_queue(queue, {"max-rate": 80000})
         config, queue_config, refused = port.in_force()
-        if wanted is None:
+        assert config == without(wanted, *shown)
+        assert queue_config == without(wanted_queue, "max-rate", "burst")
+        assert_named([m for m in refused if m.startswith("QoS ")], "QoS", qos, wrong)
+        assert_named([m for m in refused if not m.startswith("QoS ")], "Queue 1", queue,
+                     wrong_queue)
+        if refused:
             refusals += 1
-            assert_named(refused, "QoS", qos)
-        elif wanted_queue is None:
-            refusals += 1
-            running = wanted
-            assert_named(refused, "Queue 1", queue)
+            log = port.new_log()
+            assert all(log.count(f"p1: {message}") == 1 for message in refused)
         else:
             done += 1
-            running, running_queue = wanted, wanted_queue
-            assert refused == ""
-        if refused:
-            assert f"p1: {refused}" in port.new_log()
-        assert (config, queue_config) == (running, running_queue)
 
     run()
     assert done > 20 and refusals > 20, (done, refusals)
