@@ -235,14 +235,22 @@ divide(struct edt_pace *pace)
 {
     double left = MIN(pace->rate, UNLIMITED * UNLIMITED);
     struct edt_class *c, *level = NULL;
+    double minima = 0;
 
     LIST_FOR_EACH (c, node, &pace->active) {
         double min = c->limits.min_bps ? bps_to_rate(c->limits.min_bps) : 0;
 
         c->old_rate = c->rate;
-        c->rate = MIN(MIN(min, class_max(c)), left);
-        left -= c->rate;
+        c->rate = MIN(min, class_max(c));
+        minima += c->rate;
     }
+    if (minima > left) {
+        LIST_FOR_EACH (c, node, &pace->active) {
+            c->rate *= left / minima;
+        }
+        minima = left;
+    }
+    left -= minima;
     LIST_FOR_EACH (c, node, &pace->active) {
         if (!level || c->limits.priority != level->limits.priority) {
             level = c;

@@ -72,7 +72,8 @@
  *  * A thread that has not polled for EDT_PACE_AWAY_NS does not count: others
  *    have what would be its.
  *
- *  * Classes with something to send have, in this order, their 'min_bps', and
+ *  * Classes with something to send have, in this order, their 'min_bps' (if
+ *    these are more than there is, the same part of each), and
  *    of what is left first those with the lowest 'priority' as much as they
  *    can use, in parts as their 'weight' says, up to 'max_bps'.  What some do
  *    not use, others have.  (By the lines' slopes, which are worked out anew

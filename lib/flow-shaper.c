@@ -241,6 +241,7 @@ struct shaper_class {
     bool active;                    /* In 'active_classes'. */
     bool sharing;                   /* In 'sharing_classes'. */
     uint8_t n_turns;                /* Packets sent since its turn came. */
+    uint8_t rank;                   /* In 'active_classes'. */
     uint16_t level;
     const struct edt_params *params; /* Of its own rate, or NULL. */
     struct ovs_list ready;          /* Of struct flow_queue: those that no rate
@@ -298,7 +299,11 @@ struct flow_shaper {
     uint64_t share_ticks;           /* Until when the main thread has used its
                                      * share of rates. */
     uint64_t round_ns;              /* If not 0, of drain_due(). */
-    struct ovs_list active_classes; /* With FIFOs that are ready. */
+    struct ovs_list active_classes[SHAPER_RANKS]; /* With FIFOs that are
+                                                   * ready. */
+    struct ovs_list blocked_classes; /* Within shaper_drain(): those that may
+                                      * not send. */
+    uint32_t active_ranks;          /* Bitmap: lists that may not be empty. */
     uint32_t n_active_classes;
     struct ovs_list sharing_classes; /* Those that are not quiet. */
     struct ovs_list ahead_ready;    /* Of struct flow_queue, as a class's. */
@@ -675,13 +680,37 @@ flow_class(const struct flow_shaper *s, const struct flow_queue *q)
     return &s->classes[q->class_idx];
 }
 
+/* Puts 'class' behind the active ones of its rank. */
+static void
+class_push_back(struct flow_shaper *s, struct shaper_class *class)
+{
+    ovs_list_push_back(&s->active_classes[class->rank], &class->active_node);
+    s->active_ranks |= 1u << class->rank;
+}
+
+/* Returns the active class that is to send next, NULL if none may. */
+static struct shaper_class *
+first_class(struct flow_shaper *s)
+{
+    while (s->active_ranks) {
+        struct ovs_list *list = &s->active_classes[raw_ctz(s->active_ranks)];
+
+        if (!ovs_list_is_empty(list)) {
+            return CONTAINER_OF(ovs_list_front(list), struct shaper_class,
+                                active_node);
+        }
+        s->active_ranks &= s->active_ranks - 1;
+    }
+    return NULL;
+}
+
 static void
 class_activate(struct flow_shaper *s, struct shaper_class *class)
 {
     if (!class->active && !class->waiting) {
         class->active = true;
         s->n_active_classes++;
-        ovs_list_push_back(&s->active_classes, &class->active_node);
+        class_push_back(s, class);
     }
 }
 
@@ -919,6 +948,43 @@ count_drop(struct flow_shaper *s, struct shaper_class *class,
 
 /* Configuration and lifetime. */
 
+static int
+compare_priorities(const void *a_, const void *b_)
+{
+    const uint32_t *a = a_, *b = b_;
+
+    return *a < *b ? -1 : *a > *b;
+}
+
+/* Works out 'rank' of the classes of 'config', which has no users yet, from
+ * their 'priority'. */
+void
+shaper_config_set_ranks(struct shaper_config *config)
+{
+    uint32_t *sorted = xcalloc(config->n_classes, sizeof *sorted);
+    size_t n = 1;
+
+    for (size_t i = 0; i < config->n_classes; i++) {
+        sorted[i] = config->classes[i].priority;
+    }
+    qsort(sorted, config->n_classes, sizeof *sorted, compare_priorities);
+    for (size_t i = 1; i < config->n_classes; i++) {
+        if (sorted[i] != sorted[n - 1]) {
+            sorted[n++] = sorted[i];
+        }
+    }
+    n = MIN(n, SHAPER_RANKS);
+    for (size_t i = 0; i < config->n_classes; i++) {
+        struct shaper_class_config *cc = &config->classes[i];
+
+        cc->rank = 0;
+        while (cc->rank < n - 1 && sorted[cc->rank] < cc->priority) {
+            cc->rank++;
+        }
+    }
+    free(sorted);
+}
+
 /* Returns what a rate with 'params' (NULL: none) carries in 'max_delay_ns'. */
 static uint64_t
 params_limit_bytes(const struct edt_params *params, uint64_t max_delay_ns)
@@ -929,12 +995,19 @@ params_limit_bytes(const struct edt_params *params, uint64_t max_delay_ns)
 
 /* Makes 'class' follow 'cc' in what can be changed while it is in use. */
 static void
-class_set_params(const struct flow_shaper *s, struct shaper_class *class,
+class_set_params(struct flow_shaper *s, struct shaper_class *class,
                  const struct shaper_class_config *cc)
 {
     const struct shaper_config *config = s->config;
     uint64_t ns = config->max_delay_ns;
 
+    if (class->rank != cc->rank) {
+        class->rank = cc->rank;
+        if (class->active) {
+            ovs_list_remove(&class->active_node);
+            class_push_back(s, class);
+        }
+    }
     class->params = cc->params;
     class->level = cc->params ? mltw_level(s->wheel, cc->params->gap_ns)
                               : 0;
@@ -1012,7 +1085,10 @@ flow_shaper_create(const struct shaper_config *config,
     s->chains = thread->chains;
     s->core_id = core_id;
     s->wheel = wheel_create(s, now_ns);
-    ovs_list_init(&s->active_classes);
+    for (size_t i = 0; i < SHAPER_RANKS; i++) {
+        ovs_list_init(&s->active_classes[i]);
+    }
+    ovs_list_init(&s->blocked_classes);
     ovs_list_init(&s->sharing_classes);
     ovs_list_init(&s->ahead_ready);
     ovs_list_init(&s->idle_flows);
@@ -1254,7 +1330,10 @@ unschedule_all(struct flow_shaper *s)
     LIST_FOR_EACH_POP (q, list_node, &s->ahead_ready) {
         q->state = FLOW_WAITING;
     }
-    ovs_list_init(&s->active_classes);
+    for (size_t i = 0; i < SHAPER_RANKS; i++) {
+        ovs_list_init(&s->active_classes[i]);
+    }
+    s->active_ranks = 0;
     s->n_active_classes = 0;
 }
 
@@ -2135,7 +2214,8 @@ struct drain {
     uint64_t now_ns;
     bool has_share;                 /* Is this the main thread? */
     int64_t share_ticks;            /* Left of its share. */
-    uint32_t n_blocked;             /* Classes in a row that may not send. */
+    bool progress;                  /* Has anything been sent since classes
+                                     * that may not send were asked? */
     uint64_t bytes;                 /* Sent in all. */
     int n_expired;
     bool full;
@@ -2472,9 +2552,8 @@ class_next_ns(const struct shaper_class *class, uint64_t now_ns)
 }
 
 /* Lets 'class' send, a packet of the FIFO that has had the least at a time,
- * for as long as its rate and the batch allow.  Returns false if no queue may
- * send now. */
-static bool
+ * for as long as its rate and the batch allow. */
+static void
 class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
 {
     struct edt_share *share = &class->queue.share;
@@ -2487,7 +2566,7 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
 
     /* With several queues, each sends a few packets before the next, in
      * several drains if the rate does not allow them in one. */
-    bool alone = ovs_list_is_singleton(&s->active_classes);
+    bool alone = s->n_active_classes == 1;
     for (; (alone || class->n_turns < CLASS_TURNS) && !d->full
            && class_has_ready(class); class->n_turns += !alone) {
         bool ahead = false;
@@ -2504,7 +2583,7 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
 
         uint32_t bytes = class_send_one(s, class, ahead, d);
 
-        d->n_blocked = 0;
+        d->progress = true;
 
         if (OVS_UNLIKELY(d->has_share) && paced) {
             share_use(s, class, d, bytes);
@@ -2521,8 +2600,7 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
         }
     } else if (!allowed && s->n_active_classes <= MAX_POLLED_CLASSES) {
         ovs_list_remove(&class->active_node);
-        ovs_list_push_back(&s->active_classes, &class->active_node);
-        return ++d->n_blocked < s->n_active_classes;
+        ovs_list_push_back(&s->blocked_classes, &class->active_node);
     } else if (!allowed) {
         /* Wait in the wheel, which has room for all queues. */
         class->waiting = true;
@@ -2533,9 +2611,19 @@ class_send(struct flow_shaper *s, struct shaper_class *class, struct drain *d)
     } else if (class->n_turns >= CLASS_TURNS) {
         class->n_turns = 0;
         ovs_list_remove(&class->active_node);
-        ovs_list_push_back(&s->active_classes, &class->active_node);
+        class_push_back(s, class);
     }
-    return true;
+}
+
+/* Puts the classes that could not send back among the active ones. */
+static void
+unblock_classes(struct flow_shaper *s)
+{
+    struct shaper_class *class;
+
+    LIST_FOR_EACH_POP (class, active_node, &s->blocked_classes) {
+        class_push_back(s, class);
+    }
 }
 
 /* Brings the queues with rates up to 'now_ns', those that have something to
@@ -2620,7 +2708,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
             end_round(s);
         }
         if (s->round_ns
-            || (!s->config->paced && ovs_list_is_empty(&s->active_classes))) {
+            || (!s->config->paced && !s->n_active_classes)) {
             drain_due(s, &d);
         } else {
             while (take_due(s, now_ns) == DUE_BURST) {
@@ -2633,7 +2721,7 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
             ahead_send(s, &d);
             continue;
         }
-        if (ovs_list_is_empty(&s->active_classes)) {
+        if (!s->n_active_classes) {
             if ((SLOT_BY_SLOT(s)
                  && !dp_packet_batch_is_empty(batch))
                 || !take_due(s, now_ns)) {
@@ -2642,14 +2730,19 @@ shaper_drain(struct flow_shaper *s, struct dp_packet_batch *batch,
             continue;
         }
 
-        struct shaper_class *class
-            = CONTAINER_OF(ovs_list_front(&s->active_classes),
-                           struct shaper_class, active_node);
+        struct shaper_class *class = first_class(s);
 
-        if (!class_send(s, class, &d)) {
+        if (class) {
+            class_send(s, class, &d);
+        } else if (d.progress) {
+            /* What others have left may be for them. */
+            d.progress = false;
+            unblock_classes(s);
+        } else {
             break;
         }
     }
+    unblock_classes(s);
 
     drain_end_run(s, &d);
     if (d.has_share) {
@@ -2745,17 +2838,20 @@ shaper_next_due(const struct flow_shaper *s, uint64_t now_ns)
     }
     if (OVS_UNLIKELY(!ovs_list_is_empty(&s->ahead_ready))) {
         due_ns = now_ns;
-    } else if (!ovs_list_is_empty(&s->active_classes)) {
+    } else if (s->n_active_classes) {
         uint64_t wait_ns = UINT64_MAX;
         struct shaper_class *class;
 
-        LIST_FOR_EACH (class, active_node, &s->active_classes) {
-            uint64_t next_ns
-                = class_is_paced(s, class)
-                  ? edt_share_next_ns(&class->queue.share, now_ns) : now_ns;
+        for (size_t i = 0; i < SHAPER_RANKS; i++) {
+            LIST_FOR_EACH (class, active_node, &s->active_classes[i]) {
+                uint64_t next_ns
+                    = class_is_paced(s, class)
+                      ? edt_share_next_ns(&class->queue.share, now_ns)
+                      : now_ns;
 
-            wait_ns = MIN(wait_ns, MIN(next_ns, now_ns + MAX_WAIT_NS)
-                                   - now_ns);
+                wait_ns = MIN(wait_ns, MIN(next_ns, now_ns + MAX_WAIT_NS)
+                                       - now_ns);
+            }
         }
         if (SLOT_BY_SLOT(s) && due_ns == now_ns) {
             /* The slots that are due wait for the rate, too. */

@@ -59,6 +59,8 @@ struct dp_packet_batch;
  *    at most one packet before all the others that are due have had a turn.
  *    The rate of a port or queue is shared in bytes ("edt-pace.h"), also
  *    between threads; the FIFO that has had the least gives the next packet.
+ *    Of queues that may send at the same time those of the first priority
+ *    do.
  *
  *  * Shared by flows: packets of fair meters ("edt-late.h") wait in a FIFO for
  *    each flow rather than each destination, and these meters give out their
@@ -103,9 +105,16 @@ struct dp_packet_batch;
  * index. */
 #define SHAPER_MAX_QUEUES 4096
 
+/* Ranks by which queues of a thread send what is due: 0 first.  If queues have
+ * more priorities than that, the last ones share a rank. */
+#define SHAPER_RANKS 16
+
 /* The rate of an output queue, its own or a part of the port's. */
 struct shaper_class_config {
     uint32_t queue_id;
+    uint32_t priority;              /* 0 first. */
+    uint8_t rank;                   /* Below SHAPER_RANKS, by 'priority': see
+                                     * shaper_config_set_ranks(). */
     struct edt_class *pace;         /* NULL if neither has one. */
     struct edt_params *params;      /* Of the queue's own rate, or NULL. */
 };
@@ -143,6 +152,7 @@ struct shaper_config {
 
 struct shaper_config *shaper_config_ref(const struct shaper_config *);
 void shaper_config_unref(struct shaper_config *);
+void shaper_config_set_ranks(struct shaper_config *);
 
 enum shaper_counter {
     SHAPER_SENT,                    /* Packets held and then sent. */

@@ -64,6 +64,11 @@ static const struct shaper_key queue_keys[FB_QUEUE_N_KEYS] = {
                             false, "bit/s", NULL },
     [FB_QUEUE_BURST] = { "burst", 1, EDT_MAX_BURST_BYTES * 8, 0,
                          false, "bits", NULL },
+    [FB_QUEUE_MIN_RATE] = { "min-rate", 0, EDT_MAX_RATE_BPS, 0, false,
+                            "bit/s", NULL },
+    [FB_QUEUE_PRIORITY] = { "priority", 0, UINT32_MAX, 0, false, "0 first",
+                            NULL },
+    [FB_QUEUE_WEIGHT] = { "weight", 1, 65535, 1, false, "parts", NULL },
 };
 
 /* A row that is being parsed. */
@@ -332,6 +337,14 @@ fb_queue_parse(unsigned int queue_id, const struct smap *details,
         values[FB_QUEUE_BURST] = 0;
         add_conflict(&row, FB_QUEUE_BURST, was, "not be set without max-rate");
     }
+    if (values[FB_QUEUE_MAX_RATE]
+        && values[FB_QUEUE_MIN_RATE] > values[FB_QUEUE_MAX_RATE]) {
+        uint64_t was = confine(&row, FB_QUEUE_MIN_RATE, 0,
+                               values[FB_QUEUE_MAX_RATE]);
+
+        add_conflict(&row, FB_QUEUE_MIN_RATE, was, "not be more than max-rate "
+                     "(%"PRIu64" bit/s)", values[FB_QUEUE_MAX_RATE]);
+    }
     row_finish(&row);
     free(table);
 }
@@ -349,12 +362,30 @@ fb_queue_show(const uint64_t values[FB_QUEUE_N_KEYS], struct ds *s,
     }
 }
 
+/* Returns a message, which the caller must free, if 'n' queues with minimum
+ * rates of 'sum_bps' bit/s in all belong to a port of 'max_bps' bit/s (0: no
+ * limit), which is too little, otherwise NULL. */
+char *
+fb_queue_minima_error(size_t n, uint64_t sum_bps, uint64_t max_bps)
+{
+    return (max_bps && sum_bps > max_bps
+            ? xasprintf("Queue other_config:min-rate of %"PRIuSIZE" queues, "
+                        "%"PRIu64" bit/s in all: must not be more than "
+                        "max-rate of the port (%"PRIu64" bit/s); while all "
+                        "need it, each gets %.1f %% of its own", n, sum_bps,
+                        max_bps, 100.0 * max_bps / sum_bps)
+            : NULL);
+}
+
 /* Stores in '*limits' what 'values' say. */
 void
 fb_queue_limits(const uint64_t values[FB_QUEUE_N_KEYS],
                 struct edt_class_limits *limits)
 {
     *limits = EDT_CLASS_LIMITS_DEFAULT;
+    limits->priority = values[FB_QUEUE_PRIORITY];
+    limits->weight = values[FB_QUEUE_WEIGHT];
+    limits->min_bps = values[FB_QUEUE_MIN_RATE];
     limits->max_bps = values[FB_QUEUE_MAX_RATE];
     limits->burst_bytes = DIV_ROUND_UP(values[FB_QUEUE_BURST], 8);
 }

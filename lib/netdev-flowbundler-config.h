@@ -71,6 +71,9 @@ enum fb_qos_key {
 enum fb_queue_key {
     FB_QUEUE_MAX_RATE,              /* bit/s, 0: none. */
     FB_QUEUE_BURST,                 /* bits, 0: an MTU. */
+    FB_QUEUE_MIN_RATE,              /* bit/s, 0: none. */
+    FB_QUEUE_PRIORITY,              /* 0 first. */
+    FB_QUEUE_WEIGHT,
     FB_QUEUE_N_KEYS
 };
 
@@ -86,6 +89,7 @@ void fb_queue_parse(unsigned int queue_id, const struct smap *details,
                     struct svec *problems);
 void fb_queue_show(const uint64_t values[FB_QUEUE_N_KEYS], struct ds *,
                    struct json *object);
+char *fb_queue_minima_error(size_t n, uint64_t sum_bps, uint64_t max_bps);
 void fb_queue_limits(const uint64_t values[FB_QUEUE_N_KEYS],
                      struct edt_class_limits *);
 

@@ -180,6 +180,9 @@ fb_get_problems(const struct netdev_flowbundler *fb, struct svec *problems)
     for (size_t i = 0; i < hmap_count(&fb->queues); i++) {
         svec_append(problems, &queues[i]->problems);
     }
+    if (fb->minima_error) {
+        svec_add(problems, fb->minima_error);
+    }
     free(queues);
 }
 
@@ -221,6 +224,35 @@ fb_set_type_error(struct netdev *netdev, struct netdev_flowbundler *fb,
         }
         free(fb->type_error);
         fb->type_error = error;
+        netdev_change_seq_changed(netdev);
+    } else {
+        free(error);
+    }
+}
+
+/* Looks whether the minimum rates of all queues of 'netdev' fit into the
+ * port's rate.  If they do not, that is logged when the status is read: while
+ * rows are read one by one they may not fit for a moment. */
+static void
+fb_check_minima(struct netdev *netdev, struct netdev_flowbundler *fb)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct fb_queue *queue;
+    uint64_t sum_bps = 0;
+    size_t n = 0;
+    char *error;
+
+    HMAP_FOR_EACH (queue, node, &fb->queues) {
+        if (queue->in_range && queue->values[FB_QUEUE_MIN_RATE]) {
+            sum_bps += queue->values[FB_QUEUE_MIN_RATE];
+            n++;
+        }
+    }
+    error = fb_queue_minima_error(n, sum_bps, fb->values[FB_QOS_MAX_RATE]);
+    if (!nullable_string_is_equal(error, fb->minima_error)) {
+        free(fb->minima_error);
+        fb->minima_error = error;
+        fb->minima_logged = false;
         netdev_change_seq_changed(netdev);
     } else {
         free(error);
@@ -311,12 +343,18 @@ fb_publish(struct netdev_flowbundler *fb)
 
         cc->queue_id = queue->queue_id;
         cc->params = rate_params(queue->values[FB_QUEUE_MAX_RATE]);
+        if (config->port_params) {
+            /* Otherwise nothing is short, and nobody comes first. */
+            cc->priority = queue->values[FB_QUEUE_PRIORITY];
+        }
         edt_class_unref(cc->pace);
         cc->pace = (config->port_params || cc->params
                     ? edt_class_ref(queue->pace) : NULL);
         config->class_by_queue[queue->queue_id] = i;
         config->paced |= cc->pace != NULL;
     }
+
+    shaper_config_set_ranks(config);
 
     old = ovsrcu_get_protected(struct shaper_config *, &fb->config);
     ovsrcu_set(&fb->config, config);
@@ -363,6 +401,7 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
         smap_clone(&fb->details, details);
         memcpy(fb->values, values, sizeof values);
         fb_set_problems(netdev, &fb->problems, &problems);
+        fb_check_minima(netdev, fb);
         fb_publish(fb);
         fb_qos_warn_of_delay(fb->name, values);
     }
@@ -416,6 +455,8 @@ netdev_flowbundler_clear_qos(struct netdev *netdev)
         ovsrcu_postpone(shaper_config_unref, old);
         smap_clear(&fb->details);
         svec_clear(&fb->problems);
+        free(fb->minima_error);
+        fb->minima_error = NULL;
         netdev_change_seq_changed(netdev);
         HMAP_FOR_EACH_SAFE (queue, node, &fb->queues) {
             fb_queue_destroy(fb, queue);
@@ -511,6 +552,7 @@ fb_queue_configure(struct netdev *netdev, struct netdev_flowbundler *fb,
     if (queue->in_range) {
         fb_queue_limits(values, &limits);
         edt_class_set_limits(queue->pace, &limits, time_nsec());
+        fb_check_minima(netdev, fb);
         fb_publish(fb);
     }
 }
@@ -554,6 +596,7 @@ netdev_flowbundler_delete_queue(struct netdev *netdev, unsigned int queue_id)
             netdev_change_seq_changed(netdev);
         }
         fb_queue_destroy(fb, queue);
+        fb_check_minima(netdev, fb);
         fb_publish(fb);
     }
     ovs_mutex_unlock(&fb->mutex);
@@ -689,6 +732,10 @@ netdev_flowbundler_get_status(const struct netdev *netdev, struct smap *smap)
 
         ovs_mutex_lock(&fb->mutex);
         fb_get_problems(fb, &problems);
+        if (fb->minima_error && !fb->minima_logged) {
+            VLOG_WARN("%s: %s", fb->name, fb->minima_error);
+            fb->minima_logged = true;
+        }
         ovs_mutex_unlock(&fb->mutex);
         if (!svec_is_empty(&problems)) {
             smap_add_nocopy(smap, xstrdup("qos_error"),
@@ -1012,6 +1059,7 @@ netdev_flowbundler_destroy(struct netdev *netdev)
     hmapx_destroy(&fb->shapers);
     smap_destroy(&fb->details);
     svec_destroy(&fb->problems);
+    free(fb->minima_error);
     free(fb->type_error);
     ovs_mutex_unlock(&fb->mutex);
 

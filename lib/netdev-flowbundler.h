@@ -100,6 +100,9 @@ struct netdev_flowbundler {
     struct edt_pace *pace OVS_GUARDED;      /* Of the port. */
     struct edt_class *default_pace OVS_GUARDED; /* Of queue 0 if there is no
                                                  * record for it. */
+    char *minima_error OVS_GUARDED;         /* What is wrong with minimum rates
+                                             * of all queues, or NULL... */
+    bool minima_logged OVS_GUARDED;         /* ...and has this been logged? */
     char *type_error OVS_GUARDED;           /* Why the row last set is not in
                                              * force at all, or NULL. */
 };

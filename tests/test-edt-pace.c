@@ -749,6 +749,22 @@ test_classes(void)
         world_destroy(w);
     }
 
+    /* Of minima that are more than there is, each has the same part. */
+    w = world_create(1);
+    add_class(w, limits(0, 1, 0.3, 0));
+    add_class(w, limits(2, 1, 0.8, 0));
+    add_class(w, limits(1, 1, 0.4, 0));
+    add_thread(w, 1, 0.5);
+    add_flows(w, 2, 0, -1, MTU, MTU);
+    add_flows(w, 2, 1, -1, MTU, MTU);
+    add_flows(w, 2, 2, -1, MTU, MTU);
+    world_run(w, w->now_ns + 10 * MS);
+    CHECK_NEAR(world_measure(w, ns), 1, 0.005, "part of the rate");
+    CHECK_NEAR(got(w, 0, 2, ns).sum, 0.3 / 1.5, 0.002, "minimum 0.3");
+    CHECK_NEAR(got(w, 2, 4, ns).sum, 0.8 / 1.5, 0.002, "minimum 0.8");
+    CHECK_NEAR(got(w, 4, 6, ns).sum, 0.4 / 1.5, 0.002, "minimum 0.4");
+    world_destroy(w);
+
     /* Some borrow what others do not use. */
     w = world_create(1);
     add_class(w, limits(0, 4, 0, 0));

@@ -64,6 +64,7 @@ struct queue_options {
     uint32_t id;
     uint64_t rate_bps;          /* 0: none. */
     uint64_t burst_bytes;
+    uint32_t priority;
 };
 
 #define MAX_QUEUES 8
@@ -105,6 +106,7 @@ config_set_class(struct shaper_config *config, size_t i,
 {
     struct shaper_class_config *cc = &config->classes[i];
     const struct edt_class_limits limits = {
+        .priority = queue->priority,
         .weight = 1,
         .max_bps = queue->rate_bps,
         .burst_bytes = queue->burst_bytes,
@@ -113,6 +115,7 @@ config_set_class(struct shaper_config *config, size_t i,
     edt_class_unref(cc->pace);
     free(cc->params);
     cc->queue_id = queue->id;
+    cc->priority = queue->priority;
     cc->params = rate_params(queue->rate_bps);
     cc->pace = (config->port_params || cc->params
                 ? edt_class_create(pace, &limits) : NULL);
@@ -146,6 +149,7 @@ config_create(const struct options *o)
         config_set_class(config, queue->id ? config->n_classes++ : 0, pace,
                          queue);
     }
+    shaper_config_set_ranks(config);
     edt_pace_unref(pace);
     return config;
 }
@@ -2372,6 +2376,45 @@ test_idle_pace(void)
     }
 }
 
+/* Of the queues of a thread that may send, that of the first priority does,
+ * however much a late poll lets the others make up for. */
+static void
+test_priority(void)
+{
+    for (unsigned int i = 0; i < rounds(100); i++) {
+        struct options o = OPTIONS_DEFAULT;
+        struct fifo *first, *f;
+        struct world w;
+
+        o.port_rate_bps = 1000000000;
+        o.n_queues = 6;
+        for (size_t j = 0; j < o.n_queues; j++) {
+            o.queues[j].id = j;
+            o.queues[j].priority = j == 3 ? choose(10) : 10;
+        }
+        world_init(&w, &o);
+        first = world_add_flow(&w, true, 3);
+        for (size_t j = 0; j < o.n_queues; j++) {
+            if (j != 3) {
+                f = world_add_flow(&w, true, j);
+                for (size_t k = 0; k < 400; k++) {
+                    world_offer_one(&w, f, w.now_ns, MTU, 1);
+                }
+            }
+        }
+        world_drain(&w, 0);
+        for (size_t j = 0; j < 10; j++) {
+            /* 164 packets are due. */
+            w.now_ns += 2 * MS;
+            world_offer_one(&w, first, w.now_ns, MTU, 2);
+            world_drain(&w, 1);
+            CHECK(!first->bytes, "others are served first");
+            world_drain(&w, 0);
+        }
+        world_destroy(&w);
+    }
+}
+
 /* What has no EDT waits for at most the longest delay at the rate; a single
  * packet always may. */
 static void
@@ -3002,6 +3045,7 @@ static const struct test tests[] = {
     { "both-rates", test_both_rates },
     { "share", test_share },
     { "idle-pace", test_idle_pace },
+    { "priority", test_priority },
     { "unstamped", test_unstamped },
     { "expired", test_expired },
     { "overload", test_overload },
