@@ -8,6 +8,7 @@ loader      YAML with line numbers, duplicate keys refused
 config      the file of tenants: what is allowed, and every error at once
 ids         which meter id belongs to which VM and destination
 plan        configuration + a switch's ports -> the meters and flows it should have
+states      the states of a switch, and what leads from one to another
 sync        one switch: what it has, what it should have, the messages between
 share       how a port's rate is divided among those who share it
 sharing     who uses how much of a shared port, and what everybody's meter is to be

@@ -1,13 +1,6 @@
 """One connected switch: what it has, what it should have, and the messages between.
 
-Life of a connection::
-
-    connect -> audit, ask -> try the    -> reconcile -> in sync -+
-               for ports     shape band       ^                  |
-                  |                           audit -------------+
-                  v                                 every resync_interval,
-               blocked, while others have           after an error or a silence
-               ids that are wanted
+Where a connection is, and what leads from there, is in `fbrates.states`.
 
 An *audit* asks the switch for its meters and for the flows with our cookie, those in
 windows of the cookie's lower half: each is answered in a time that does not grow with their
@@ -48,6 +41,8 @@ from fbrates import plan as planning
 from fbrates import units
 from fbrates.config import Shaping
 from fbrates.plan import Barrier, Change, Flow, FlowKey, FlowMod, Meter, MeterMod, Plan
+from fbrates.states import AWAITED, PLANNED, State, after
+from fbrates.states import Event as Happening
 
 REPLY_TIMEOUT = 10.0
 """Seconds after which an unanswered question is asked again."""
@@ -244,13 +239,12 @@ class SwitchSync:
         """Ids in our range that others have."""
         self.flows: dict[FlowKey, Flow] = {}
         self.plan = Plan()
-        self.in_sync = False
+        self.state = State.SURVEYING
         self.shapes: bool | None = None
         """Whether it has the shape band; None until that is known."""
         self.no_shape_reason: str | None = None
         self.blocked: str | None = None
         """Why it is left alone."""
-        self.connected = True
         self.audits = 0
         self.repairs = 0
         self.errors = errors if errors is not None else deque(maxlen=REMEMBERED_ERRORS)
@@ -281,7 +275,6 @@ class SwitchSync:
         self._held_waiters: list[Waiter] = []
         self._audit_waiters: list[Waiter] = []
         self._next_barrier_wanted = False
-        self._settling = False
         self._told: set[tuple[str, str]] = set()
         self._failures = 0
         self._failed_since_barrier = False
@@ -292,6 +285,30 @@ class SwitchSync:
         """The datapath id as OVS writes it."""
         return f"{self.datapath_id:016x}"
 
+    @property
+    def connected(self) -> bool:
+        """Whether this is the switch's connection."""
+        return self.state is not State.GONE
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether all was confirmed, but for a change that has been sent since."""
+        return self.state in (State.IN_SYNC, State.CHANGING)
+
+    @property
+    def _settling(self) -> bool:
+        """Whether a confirmation is awaited."""
+        return self.state in AWAITED
+
+    @property
+    def _ready(self) -> bool:
+        """Whether there is a plan, and the switch may be changed."""
+        return self.state in PLANNED
+
+    def _enter(self, event: Happening) -> None:
+        """Go to the state that follows."""
+        self.state = after(self.state, event)
+
     # What the connection tells us.
 
     def connect(self) -> None:
@@ -301,7 +318,7 @@ class SwitchSync:
 
     def disconnect(self) -> None:
         """End: nothing that is under way will be answered."""
-        self.connected = self.in_sync = False
+        self._enter(Happening.DISCONNECTED)
         # Answers to it may still be read: they must bring nothing about.
         self._send = lambda _message: 0
         waiters = self._waiters()
@@ -394,7 +411,6 @@ class SwitchSync:
         if self._next_barrier_wanted:
             self._send_barrier()
         elif self._settling:
-            self._settling = False
             if not self._failed_since_barrier and not self._doubtful:
                 if not self.in_sync:
                     self._log.info(
@@ -403,10 +419,11 @@ class SwitchSync:
                         len(self.meters),
                         len(self.flows),
                     )
-                self.in_sync = True
+                self._enter(Happening.CONFIRMED)
                 self._failures = 0
                 self._told.clear()
             else:
+                self._enter(Happening.DOUBTED)
                 self._schedule_retry()
             self._failed_since_barrier = False
         for waiter in waiters:
@@ -432,7 +449,7 @@ class SwitchSync:
             if self._audit is not None:
                 # The answers that are on their way may be older than this message.
                 self._audit.doubtful.add(sent.owner)
-        self.in_sync = False
+        self._enter(Happening.REFUSED)
         self._failed_since_barrier = True
         self._schedule_retry()
 
@@ -460,7 +477,7 @@ class SwitchSync:
 
     def numbers_in_use(self) -> set[int] | None:
         """Give the numbers that its meters and flows have; None while that is not sure."""
-        if not self._ready or not self.in_sync or self._settling or self._doubtful:
+        if self.state is not State.IN_SYNC or self._doubtful:
             return None
         numbers = set(self.meters)
         for flow in self.flows.values():
@@ -599,11 +616,6 @@ class SwitchSync:
 
     # Inside.
 
-    @property
-    def _ready(self) -> bool:
-        """Whether what a plan depends on is known, and the switch may be changed."""
-        return self._ports_xid is None and self.shapes is not None and self._surveyed
-
     def _plan(self) -> Plan:
         return self._desk.plan(self.ports, bool(self.shapes))
 
@@ -611,14 +623,17 @@ class SwitchSync:
         """Go on when all that was asked at first, or the ports again, is answered."""
         if self._ports_xid is not None or not self._surveyed or self._trial is not None:
             return
+        if self.state is not State.TRYING:
+            self._enter(Happening.SURVEYED)
         if self.shapes is None:
             self._try_shape()
-        else:
-            if not self._begun:
-                self._begun = True
-                self._desk.adopt(self.ports, self.meters)
-            self.plan = self._plan()
-            self._reconcile(found=True)
+            return
+        self._enter(Happening.TRIED)
+        if not self._begun:
+            self._begun = True
+            self._desk.adopt(self.ports, self.meters)
+        self.plan = self._plan()
+        self._reconcile(found=True)
 
     def _try_shape(self) -> None:
         number = self._desk.trial()
@@ -706,7 +721,7 @@ class SwitchSync:
         others = {n for n in audit.meters if first <= n <= last and n not in ours}
         wanted = sorted(given.keys() & audit.meters.keys() - ours.keys())
         if wanted:
-            self.others, self.in_sync = others, False
+            self.others = others
             self._block(wanted, given)
             return False
         adopted = sorted(ours.keys() - used - known) if self._adopting else []
@@ -735,6 +750,7 @@ class SwitchSync:
                 self.name,
             )
         self.blocked = reason
+        self._enter(Happening.HELD)
         self._surveyed = False
         self._retry_at = None
         self._schedule_retry()
@@ -771,7 +787,7 @@ class SwitchSync:
             self._want_barrier()
         if changes or not self.in_sync:
             # In sync once the switch has confirmed that, changes or none.
-            self._settling = True
+            self._enter(Happening.SENT)
             self._want_barrier()
 
     def _change(self, change: MeterMod | FlowMod) -> None:
@@ -849,6 +865,7 @@ class SwitchSync:
         """Give the switch's part of GET /v1/status."""
         return {
             "connected": self.connected,
+            "state": self.state.value,
             "band": None if self.shapes is None else "shape" if self.plan.shape else "drop",
             "no_shape_reason": "the file says so"
             if self.shapes and not self.plan.shape
@@ -872,7 +889,7 @@ class SwitchSync:
         return {"packets": flow.packets if flow else 0, "bytes": flow.bytes if flow else 0}
 
     def _audit_clean(self) -> bool:
-        return self._ports_xid is None and not self._settling
+        return not self._settling
 
 
 def trial_meter(number: int) -> Meter:
