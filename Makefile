@@ -265,6 +265,13 @@ install: all
 	find controller utilities/flowbundler_mininet.py utilities/fbmininet \
 		$(MININET_USES:%=utilities/fbtest/%.py) \( -name '*.py' -o -name '*.ovsschema' \) \
 		-exec install -D -m 644 {} $(DATA)/{} \;
+	install -d $(DESTDIR)$(PREFIX)/share/man/man8 $(DESTDIR)$(PREFIX)/share/man/man1 \
+		$(DESTDIR)$(PREFIX)/lib/systemd/system
+	PYTHONPATH=controller PYTHONDONTWRITEBYTECODE=1 $(PYTHON3) -m fbrates.manual $(BUILD)/man
+	install -m 644 $(BUILD)/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8
+	install -m 644 $(BUILD)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	sed 's,@PREFIX@,$(PREFIX),' controller/systemd/flowbundler-controller.service \
+		>$(DESTDIR)$(PREFIX)/lib/systemd/system/flowbundler-controller.service
 	for tool in $(TOOLS); do \
 		printf '#!/bin/sh\nexec %s/%s "$$@"\n' \
 			$(PREFIX)/share/flowbundler/utilities $$tool \

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from typing import Any
 
@@ -62,6 +63,8 @@ class RyuRates(RyuApp):
         # Listeners with limits, if we were started with such ones.
         self.openflow: Any = None
         self.rest: Any = None
+        self.ticked = time.monotonic()
+        """When what is to be done twice a second was last done."""
         RyuRates.instance = self
         hub.spawn(self._tick_forever)
         hub.spawn(self._save_forever)
@@ -76,6 +79,7 @@ class RyuRates(RyuApp):
                         listener.admission.expire()
                 for connection in list(self.connections.values()):
                     connection.adopt()
+                self.ticked = time.monotonic()
             except Exception:
                 LOG.exception("tick failed")
 

@@ -28,8 +28,10 @@ admission   limits on connections
 tokens      who may ask what of REST
 origin      which HTTP requests are refused because a web page made them
 metrics     the same state for Prometheus
+supervised  what systemd is told
 launch      the command fb-controller
 cli         the command flowbundler-ctl
+manual      manual pages, from the commands' parsers
 =========== ====================================================================
 
 But for the two commands and dbserver, nothing here imports a framework, opens a socket,

@@ -44,8 +44,8 @@ def host_name(text: str) -> str:
     return text
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+def parser() -> argparse.ArgumentParser:
+    """Give the command line's grammar."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Keeps Open vSwitch at the rates that a file of tenants says. "
@@ -113,14 +113,20 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="also run this application of the framework, such as ryu.app.ofctl_rest",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log each message")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    grammar = parser()
+    options = grammar.parse_args(argv)
     tls = (options.ofp_tls_key, options.ofp_tls_cert, options.ofp_tls_ca)
     if any(tls) and not all(tls):
-        parser.error("--ofp-tls-key, --ofp-tls-cert and --ofp-tls-ca: give all three, or none")
+        grammar.error("--ofp-tls-key, --ofp-tls-cert and --ofp-tls-ca: give all three, or none")
     if bool(options.rest_tls_key) != bool(options.rest_tls_cert):
-        parser.error("--rest-tls-key and --rest-tls-cert: give both, or none")
+        grammar.error("--rest-tls-key and --rest-tls-cert: give both, or none")
     if options.check and not options.config:
-        parser.error("--check needs --config")
+        grammar.error("--check needs --config")
     return options
 
 
@@ -193,7 +199,7 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
 
     import framework
     import transport
-    from fbrates import dbserver, tokens
+    from fbrates import dbserver, supervised, tokens
     from fbrates.loader import InvalidConfig
     from fbrates.store import StoreError
 
@@ -290,12 +296,15 @@ def run(options: argparse.Namespace, eventlet: Any) -> int:
     ]
     where = f"OpenFlow on {at[0]}, REST on {at[1]}"
     print(f"{PROGRAM}: ready: {where}", flush=True)
+    supervised.notify(f"READY=1\nSTATUS={where}")
+    eventlet.spawn(_supervise, eventlet, application, where)
     try:
         framework.hub.joinall(services)
         eventlet.event.Event().wait()
     except KeyboardInterrupt:
         pass
     finally:
+        supervised.notify("STOPPING=1")
         manager.close()
     return _end(0, store, database)
 
@@ -318,6 +327,24 @@ def _keep_alive(eventlet: Any, database: Any) -> None:
             database.revive()
         except (OSError, StoreError) as error:
             logging.getLogger("flowbundler").error("%s", error)
+
+
+def _supervise(eventlet: Any, application: Any, where: str) -> None:
+    """Tell the supervisor how it is, and that it goes on, as long as it does."""
+    from fbrates import supervised
+
+    interval = supervised.watchdog_interval()
+    last = ""
+    while True:
+        eventlet.sleep(min(interval or 10.0, 10.0))
+        switches = application.service.switches.values()
+        good = sum(switch.in_sync for switch in switches)
+        status = f"STATUS={where}; {good} of {len(switches)} switches in sync"
+        if status != last and supervised.notify(status):
+            last = status
+        # Green threads run, or we were not here; this asks for more: that work is done.
+        if interval is not None and time.monotonic() - application.ticked < interval:
+            supervised.notify("WATCHDOG=1")
 
 
 def _end(status: int, store: Any, database: Any) -> int:
@@ -392,13 +419,18 @@ def _reload() -> None:
     """
     import logging
 
+    from fbrates import supervised
+
     try:
         import ryu_rates
 
         if ryu_rates.RyuRates.instance is not None:
+            supervised.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             ryu_rates.RyuRates.instance.reload()
     except Exception:
         logging.getLogger("flowbundler").exception("reload failed")
+    finally:
+        supervised.notify("READY=1")
 
 
 if __name__ == "__main__":
