@@ -395,6 +395,7 @@ shaper_config_unref(struct shaper_config *config)
         edt_pace_unref(config->port_pace);
         free(config->port_params);
         free(config->classes);
+        free(config->class_by_queue);
         free(config);
     }
 }
@@ -948,6 +949,25 @@ count_drop(struct flow_shaper *s, struct shaper_class *class,
 
 /* Configuration and lifetime. */
 
+/* Makes queue 'queue_id', below SHAPER_MAX_QUEUES, the class with index
+ * 'class_idx' of 'config', which has no users yet. */
+void
+shaper_config_set_class(struct shaper_config *config, uint32_t queue_id,
+                        size_t class_idx)
+{
+    if (queue_id >= config->n_queue_ids) {
+        uint32_t n = MIN(MAX(queue_id + 1, 2 * config->n_queue_ids),
+                         SHAPER_MAX_QUEUES);
+
+        config->class_by_queue = xrealloc(config->class_by_queue,
+                                          n * sizeof *config->class_by_queue);
+        memset(&config->class_by_queue[config->n_queue_ids], 0,
+               (n - config->n_queue_ids) * sizeof *config->class_by_queue);
+        config->n_queue_ids = n;
+    }
+    config->class_by_queue[queue_id] = class_idx;
+}
+
 static int
 compare_priorities(const void *a_, const void *b_)
 {
@@ -1348,18 +1368,12 @@ reschedule_cb(struct flow_shaper *s, struct flow_queue *q, void *now_ns_)
     }
 }
 
-static uint16_t
-config_class(const struct shaper_config *config, uint32_t queue_id)
-{
-    return queue_id < SHAPER_MAX_QUEUES ? config->class_by_queue[queue_id] : 0;
-}
-
 static void
 reclass_cb(struct flow_shaper *s, struct flow_queue *q, void *aux OVS_UNUSED)
 {
     struct shaper_class *class;
 
-    q->class_idx = config_class(s->config, q->key.queue_id);
+    q->class_idx = shaper_config_class(s->config, q->key.queue_id);
     class = flow_class(s, q);
     class->n_unstamped_flows += q->n_packets && flow_is_unstamped(q);
     for (struct packet_chunk *c = q->n_packets ? q->head : NULL; c;
@@ -1858,7 +1872,7 @@ arrival_init(struct flow_shaper *s, struct arrival *a,
 {
     const uint64_t edt_ns = pkt_metadata_edt_ns(&packet->md);
 
-    a->class_idx = config_class(s->config, packet->md.skb_priority);
+    a->class_idx = shaper_config_class(s->config, packet->md.skb_priority);
     a->must_wait = edt_ns > now_ns || (edt_ns
                                          && packet->md.edt.flags & EDT_LATE);
     a->goes_ahead = false;
@@ -3033,7 +3047,7 @@ merge_cb(struct flow_shaper *from, struct flow_queue *q, void *aux_)
 {
     struct merge_aux *aux = aux_;
     struct flow_shaper *s = aux->to;
-    uint16_t class_idx = config_class(s->config, q->key.queue_id);
+    uint16_t class_idx = shaper_config_class(s->config, q->key.queue_id);
     struct flow_queue *to;
     struct flow_queue mine;
 
@@ -3131,7 +3145,8 @@ flow_shaper_merge(struct flow_shaper *s, struct flow_shaper *other,
         counter_add(&s->lateness[i], counter_get(&other->lateness[i]));
     }
     for (size_t i = 0; i < other->n_classes; i++) {
-        uint16_t idx = config_class(s->config, other->classes[i].queue_id);
+        uint16_t idx = shaper_config_class(s->config,
+                                           other->classes[i].queue_id);
 
         counter_add(&s->classes[idx].tx_packets,
                     counter_get(&other->classes[i].tx_packets));

@@ -102,8 +102,8 @@ struct dp_packet_batch;
  */
 
 /* Output queues: Open vSwitch's queue id, bounded so that it can be used as an
- * index. */
-#define SHAPER_MAX_QUEUES 4096
+ * index: as many as HTB has. */
+#define SHAPER_MAX_QUEUES 0xf000
 
 /* Ranks by which queues of a thread send what is due: 0 first.  If queues have
  * more priorities than that, the last ones share a rank. */
@@ -147,12 +147,23 @@ struct shaper_config {
     /* Queue ids that are not configured use class 0. */
     size_t n_classes;               /* At least 1. */
     struct shaper_class_config *classes;
-    uint16_t class_by_queue[SHAPER_MAX_QUEUES];
+    uint16_t *class_by_queue;       /* 'n_queue_ids' of them. */
+    uint32_t n_queue_ids;
 };
 
 struct shaper_config *shaper_config_ref(const struct shaper_config *);
 void shaper_config_unref(struct shaper_config *);
 void shaper_config_set_ranks(struct shaper_config *);
+void shaper_config_set_class(struct shaper_config *, uint32_t queue_id,
+                             size_t class_idx);
+
+/* Returns the index of the class in 'config' of queue 'queue_id'. */
+static inline uint16_t
+shaper_config_class(const struct shaper_config *config, uint32_t queue_id)
+{
+    return (queue_id < config->n_queue_ids ? config->class_by_queue[queue_id]
+            : 0);
+}
 
 enum shaper_counter {
     SHAPER_SENT,                    /* Packets held and then sent. */

@@ -32,6 +32,13 @@
 
 VLOG_DEFINE_THIS_MODULE(netdev_flowbundler_config);
 
+/* Least maximum rate that HTB gives a queue, in bit/s: an MTU a second. */
+#define HTB_MIN_RATE_BPS (EDT_MTU_BYTES * 8)
+
+/* HTB's quantum is as many bytes as the minimum rate has in a tenth of a
+ * second, but at most this. */
+#define HTB_MAX_QUANTUM 200000
+
 /* Packets in the pool of buffers that ports share by default, for advice. */
 #define USUAL_POOL 262144
 
@@ -71,11 +78,17 @@ static const struct shaper_key queue_keys[FB_QUEUE_N_KEYS] = {
     [FB_QUEUE_WEIGHT] = { "weight", 1, 65535, 1, false, "parts", NULL },
 };
 
+/* Keys that netdev-linux knows, which come first, are lenient. */
+#define LENIENT_QOS_KEYS (FB_QOS_MAX_RATE + 1)
+#define LENIENT_QUEUE_KEYS (FB_QUEUE_PRIORITY + 1)
+
 /* A row that is being parsed. */
 struct row {
     const char *table;              /* In messages: "QoS", "Queue 1". */
     const struct shaper_key *keys;
     size_t n_keys;
+    size_t n_lenient;               /* Of them, to be read as netdev-linux
+                                     * does. */
     const uint64_t *before;         /* In force until now, or NULL. */
     uint64_t *values;
     char **why;                     /* For each key, why it is not in force as
@@ -126,12 +139,55 @@ value_before(const struct row *row, const struct shaper_key *key)
     return before && *before >= key->min ? before : NULL;
 }
 
+/* Stores in '*value' the whole part of the number 'text', UINT64_MAX if it is
+ * too large.  Returns false if it is not a number. */
+static bool
+parse_whole_part(const char *text, uint64_t *value)
+{
+    const char *const decimals = "0123456789";
+    const size_t n = strspn(text, decimals);
+    const char *rest = text + n;
+    unsigned long long int number;
+    char *whole;
+
+    if (!n || (rest[0] && (rest[0] != '.'
+                           || rest[1 + strspn(rest + 1, decimals)]))) {
+        return false;
+    }
+    whole = xmemdup0(text, n);
+    *value = str_to_ullong(whole, 10, &number) ? number : UINT64_MAX;
+    free(whole);
+    return true;
+}
+
+/* Takes 'text' for 'key' as netdev-linux does, if it is a number. */
+static bool
+take_lenient(const struct row *row, const struct shaper_key *key,
+             const char *text)
+{
+    const bool is_max_rate = key == row->keys;
+    uint64_t n;
+
+    BUILD_ASSERT_DECL(FB_QOS_MAX_RATE == 0 && FB_QUEUE_MAX_RATE == 0);
+    if (!parse_whole_part(text, &n)) {
+        return false;
+    }
+    if (is_max_rate && n > key->max) {
+        n = 0;
+    }
+    row->values[key - row->keys] = n ? MIN(MAX(n, key->min), key->max) : 0;
+    return true;
+}
+
 /* Takes 'text' for 'key', or what is next best. */
 static void
 take(const struct row *row, const struct shaper_key *key, const char *text)
 {
     uint64_t *value = &row->values[key - row->keys];
 
+    if (key < row->keys + row->n_lenient && take_lenient(row, key, text)) {
+        return;
+    }
     if (!shaper_key_parse(key, text, value)) {
         const uint64_t *before = value_before(row, key);
 
@@ -244,16 +300,46 @@ check_delay(const struct row *row)
     }
 }
 
-/* Parses 'details', other_config of a QoS row, into 'values'.  'before' has
- * what is in force until now, or is NULL if nothing is.  Adds to 'problems' a
- * message for each key that is not in force as it is. */
+static const char *const types[FB_N_DIALECTS] = {
+    [FB_NATIVE] = "flowbundler",
+    [FB_HTB] = "linux-htb",
+    [FB_HFSC] = "linux-hfsc",
+};
+
+/* Returns the QoS type of rows of 'dialect'. */
+const char *
+fb_dialect_type(enum fb_dialect dialect)
+{
+    return types[dialect];
+}
+
+/* Stores in '*dialect' how rows of QoS type 'type' are read.  Returns false if
+ * they are not. */
+bool
+fb_dialect_from_type(const char *type, enum fb_dialect *dialect)
+{
+    for (size_t i = 0; i < FB_N_DIALECTS; i++) {
+        if (!strcmp(type, types[i])) {
+            *dialect = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Parses 'details', other_config of a QoS row of 'dialect', into 'values'.
+ * 'before' has what is in force until now, or is NULL if nothing is.
+ * Adds to 'problems' a message for each key that is not in force as it is. */
 void
-fb_qos_parse(const struct smap *details, const uint64_t *before,
-             uint64_t values[FB_QOS_N_KEYS], struct svec *problems)
+fb_qos_parse(enum fb_dialect dialect, const struct smap *details,
+             const uint64_t *before, uint64_t values[FB_QOS_N_KEYS],
+             struct svec *problems)
 {
     char *why[FB_QOS_N_KEYS] = { NULL };
     const struct row row = {
-        "QoS", qos_keys, FB_QOS_N_KEYS, before, values, why, problems
+        "QoS", qos_keys, FB_QOS_N_KEYS,
+        dialect == FB_NATIVE ? 0 : LENIENT_QOS_KEYS,
+        before, values, why, problems
     };
     uint64_t was;
 
@@ -317,20 +403,38 @@ fb_qos_warn_of_delay(const char *name, const uint64_t values[FB_QOS_N_KEYS])
     }
 }
 
+/* Brings 'values' in line with each other as netdev-linux does. */
+static void
+htb_adjust(uint64_t values[FB_QUEUE_N_KEYS])
+{
+    if (values[FB_QUEUE_MAX_RATE]) {
+        values[FB_QUEUE_MAX_RATE] = MAX(MAX(values[FB_QUEUE_MAX_RATE],
+                                            values[FB_QUEUE_MIN_RATE]),
+                                        HTB_MIN_RATE_BPS);
+    } else {
+        values[FB_QUEUE_BURST] = 0;
+    }
+}
+
 /* Parses 'details', other_config of the Queue row of queue 'queue_id', as
  * fb_qos_parse() does. */
 void
-fb_queue_parse(unsigned int queue_id, const struct smap *details,
-               const uint64_t *before, uint64_t values[FB_QUEUE_N_KEYS],
-               struct svec *problems)
+fb_queue_parse(enum fb_dialect dialect, unsigned int queue_id,
+               const struct smap *details, const uint64_t *before,
+               uint64_t values[FB_QUEUE_N_KEYS], struct svec *problems)
 {
     char *table = xasprintf("Queue %u", queue_id);
     char *why[FB_QUEUE_N_KEYS] = { NULL };
     const struct row row = {
-        table, queue_keys, FB_QUEUE_N_KEYS, before, values, why, problems
+        table, queue_keys, FB_QUEUE_N_KEYS,
+        dialect == FB_NATIVE ? 0 : LENIENT_QUEUE_KEYS,
+        before, values, why, problems
     };
 
     row_parse(&row, details);
+    if (dialect != FB_NATIVE) {
+        htb_adjust(values);
+    }
     if (values[FB_QUEUE_BURST] && !values[FB_QUEUE_MAX_RATE]) {
         uint64_t was = values[FB_QUEUE_BURST];
 
@@ -377,14 +481,23 @@ fb_queue_minima_error(size_t n, uint64_t sum_bps, uint64_t max_bps)
             : NULL);
 }
 
-/* Stores in '*limits' what 'values' say. */
+/* Stores in '*limits' what 'values' of a row of 'dialect' say. */
 void
-fb_queue_limits(const uint64_t values[FB_QUEUE_N_KEYS],
+fb_queue_limits(enum fb_dialect dialect,
+                const uint64_t values[FB_QUEUE_N_KEYS],
                 struct edt_class_limits *limits)
 {
+    uint64_t quantum = MAX(values[FB_QUEUE_MIN_RATE] / 80, EDT_MTU_BYTES);
+
     *limits = EDT_CLASS_LIMITS_DEFAULT;
     limits->priority = values[FB_QUEUE_PRIORITY];
     limits->weight = values[FB_QUEUE_WEIGHT];
+    if (dialect != FB_NATIVE) {
+        if (dialect == FB_HTB) {
+            quantum = MIN(quantum, HTB_MAX_QUANTUM);
+        }
+        limits->weight = MIN(limits->weight * quantum, UINT32_MAX);
+    }
     limits->min_bps = values[FB_QUEUE_MIN_RATE];
     limits->max_bps = values[FB_QUEUE_MAX_RATE];
     limits->burst_bytes = DIV_ROUND_UP(values[FB_QUEUE_BURST], 8);

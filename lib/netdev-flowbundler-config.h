@@ -49,7 +49,23 @@ struct svec;
  * So parsing the same row again, with what is in force as 'before', changes
  * nothing.
  *
+ * Rows that say "linux-htb" or "linux-hfsc" are read as netdev-linux reads
+ * them, where it differs: a rate or burst of 0 is one that is not set, a
+ * fraction of a number is left out, a rate above all that we have is none, a
+ * maximum is at least the minimum and an MTU a second, a burst without a
+ * maximum says nothing.  All keys of "flowbundler" may be in these rows, too.
+ * What is left of a port's rate is shared as HTB's quantum does, or as HFSC's
+ * link sharing: in proportion to "min-rate", at least an MTU.
+ *
  * Thread-safety: none is needed, these functions keep no state. */
+
+/* QoS types that rows may have. */
+enum fb_dialect {
+    FB_NATIVE,                      /* "flowbundler". */
+    FB_HTB,                         /* "linux-htb". */
+    FB_HFSC,                        /* "linux-hfsc". */
+    FB_N_DIALECTS
+};
 
 /* Keys of QoS rows. */
 enum fb_qos_key {
@@ -77,20 +93,24 @@ enum fb_queue_key {
     FB_QUEUE_N_KEYS
 };
 
-void fb_qos_parse(const struct smap *details, const uint64_t *before,
-                  uint64_t values[FB_QOS_N_KEYS], struct svec *problems);
+const char *fb_dialect_type(enum fb_dialect);
+bool fb_dialect_from_type(const char *type, enum fb_dialect *);
+
+void fb_qos_parse(enum fb_dialect, const struct smap *details,
+                  const uint64_t *before, uint64_t values[FB_QOS_N_KEYS],
+                  struct svec *problems);
 void fb_qos_show(const uint64_t values[FB_QOS_N_KEYS], struct ds *,
                  struct json *object);
 void fb_qos_warn_of_delay(const char *name,
                           const uint64_t values[FB_QOS_N_KEYS]);
 
-void fb_queue_parse(unsigned int queue_id, const struct smap *details,
-                    const uint64_t *before, uint64_t values[FB_QUEUE_N_KEYS],
-                    struct svec *problems);
+void fb_queue_parse(enum fb_dialect, unsigned int queue_id,
+                    const struct smap *details, const uint64_t *before,
+                    uint64_t values[FB_QUEUE_N_KEYS], struct svec *problems);
 void fb_queue_show(const uint64_t values[FB_QUEUE_N_KEYS], struct ds *,
                    struct json *object);
 char *fb_queue_minima_error(size_t n, uint64_t sum_bps, uint64_t max_bps);
-void fb_queue_limits(const uint64_t values[FB_QUEUE_N_KEYS],
+void fb_queue_limits(enum fb_dialect, const uint64_t values[FB_QUEUE_N_KEYS],
                      struct edt_class_limits *);
 
 #endif /* netdev-flowbundler-config.h */

@@ -56,6 +56,8 @@ COVERAGE_DEFINE(flowbundler_hand_off_drop);
 struct fb_queue {
     struct hmap_node node;          /* In struct netdev_flowbundler. */
     unsigned int queue_id;
+    bool stale;                     /* Is the QoS row of another type since
+                                     * 'details' have been parsed? */
     bool in_range;                  /* Is 'queue_id'?  If not, it is only kept
                                      * for its problem to be told. */
     struct smap details;
@@ -82,6 +84,9 @@ struct handed_off_packet {
 static struct ovs_mutex all_ports_mutex = OVS_MUTEX_INITIALIZER;
 static struct ovs_list all_ports OVS_GUARDED_BY(all_ports_mutex)
     = OVS_LIST_INITIALIZER(&all_ports);
+
+/* Are rows of types "linux-htb" and "linux-hfsc" taken? */
+static atomic_bool take_linux_qos = true;
 
 static unixctl_cb_func netdev_flowbundler_show;
 
@@ -350,7 +355,7 @@ fb_publish(struct netdev_flowbundler *fb)
         edt_class_unref(cc->pace);
         cc->pace = (config->port_params || cc->params
                     ? edt_class_ref(queue->pace) : NULL);
-        config->class_by_queue[queue->queue_id] = i;
+        shaper_config_set_class(config, queue->queue_id, i);
         config->paced |= cc->pace != NULL;
     }
 
@@ -376,11 +381,104 @@ netdev_flowbundler_is_supported(const struct netdev *netdev)
            && !netdev->netdev_class->push_header;
 }
 
-/* Makes "flowbundler", with 'details', the QoS type of 'netdev'. */
+/* Does what 'other_config' of the Open_vSwitch row says of all ports.  What
+ * they have follows when they are told their QoS types anew. */
+void
+netdev_flowbundler_set_config(const struct smap *other_config)
+{
+    atomic_store_relaxed(&take_linux_qos,
+                         smap_get_bool(other_config, FLOWBUNDLER_LINUX_QOS_KEY,
+                                       true));
+}
+
+static bool
+takes_linux_qos(void)
+{
+    bool take;
+
+    atomic_read_relaxed(&take_linux_qos, &take);
+    return take;
+}
+
+/* Returns true if rows of QoS type 'type' are for this module, rather than for
+ * the class of 'netdev'. */
+bool
+netdev_flowbundler_takes(const struct netdev *netdev, const char *type)
+{
+    const struct netdev_class *class = netdev->netdev_class;
+    enum fb_dialect dialect;
+    bool has_it = false;
+
+    if (!fb_dialect_from_type(type, &dialect)) {
+        return false;
+    } else if (dialect == FB_NATIVE) {
+        return true;
+    } else if (!takes_linux_qos()
+               || !netdev_flowbundler_is_supported(netdev)) {
+        return false;
+    }
+    if (class->get_qos_types) {
+        struct sset types = SSET_INITIALIZER(&types);
+
+        class->get_qos_types(netdev, &types);
+        has_it = sset_contains(&types, type);
+        sset_destroy(&types);
+    }
+    return !has_it;
+}
+
+/* Adds to 'types' the QoS types of rows that 'netdev' can have by this
+ * module. */
+void
+netdev_flowbundler_get_types(const struct netdev *netdev, struct sset *types)
+{
+    if (netdev_flowbundler_is_supported(netdev)) {
+        for (size_t i = 0; i < FB_N_DIALECTS; i++) {
+            const char *type = fb_dialect_type(i);
+
+            if (netdev_flowbundler_takes(netdev, type)) {
+                sset_add(types, type);
+            }
+        }
+    }
+}
+
+/* Returns the QoS type of the row that 'netdev' has by this module. */
+const char *
+netdev_flowbundler_type(const struct netdev *netdev)
+{
+    struct netdev_flowbundler *fb = netdev_fb(netdev);
+    const char *type;
+
+    ovs_mutex_lock(&fb->mutex);
+    type = fb_dialect_type(fb->dialect);
+    ovs_mutex_unlock(&fb->mutex);
+    return type;
+}
+
+/* Makes 'fb' follow a row of 'dialect'. */
+static void
+fb_set_dialect(struct netdev_flowbundler *fb, enum fb_dialect dialect)
+    OVS_REQUIRES(fb->mutex)
+{
+    struct fb_queue *queue;
+
+    if (dialect != fb->dialect) {
+        fb->dialect = dialect;
+        HMAP_FOR_EACH (queue, node, &fb->queues) {
+            queue->stale = true;
+        }
+    }
+}
+
+/* Makes 'type', which netdev_flowbundler_takes(), with 'details' the QoS type
+ * of 'netdev'. */
 int
-netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
+netdev_flowbundler_set_qos(struct netdev *netdev, const char *type,
+                           const struct smap *details)
 {
     struct netdev_flowbundler *fb = netdev_fb_create(netdev);
+    enum fb_dialect dialect = FB_NATIVE;
     bool was_on = netdev_flowbundler_is_on(netdev);
     char *error = NULL;
 
@@ -391,12 +489,16 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const struct smap *details)
                           "are not tunnels", FLOWBUNDLER_QOS_TYPE);
     }
 
+    ignore(fb_dialect_from_type(type, &dialect));
     ovs_mutex_lock(&fb->mutex);
-    if (!error && !(was_on && smap_equal(&fb->details, details))) {
+    if (!error && !(was_on && dialect == fb->dialect
+                    && smap_equal(&fb->details, details))) {
         struct svec problems = SVEC_EMPTY_INITIALIZER;
         uint64_t values[FB_QOS_N_KEYS];
 
-        fb_qos_parse(details, was_on ? fb->values : NULL, values, &problems);
+        fb_set_dialect(fb, dialect);
+        fb_qos_parse(dialect, details, was_on ? fb->values : NULL, values,
+                     &problems);
         smap_destroy(&fb->details);
         smap_clone(&fb->details, details);
         memcpy(fb->values, values, sizeof values);
@@ -420,9 +522,23 @@ netdev_flowbundler_refuse_qos(struct netdev *netdev, const char *type,
                               int error)
 {
     struct netdev_flowbundler *fb = netdev_fb_create(netdev);
-    const char *keeps = (netdev_flowbundler_is_on(netdev)
-                         ? "the port keeps the one that it has"
-                         : "nothing limits the port");
+    enum fb_dialect dialect;
+    const char *keeps;
+
+    if (!takes_linux_qos() && netdev_flowbundler_is_on(netdev)
+        && strcmp(netdev_flowbundler_type(netdev), FLOWBUNDLER_QOS_TYPE)) {
+        /* What it has is not to be had any more. */
+        netdev_flowbundler_clear_qos(netdev);
+    }
+    if (error == EOPNOTSUPP && !takes_linux_qos()
+        && fb_dialect_from_type(type, &dialect)) {
+        keeps = "other_config:"FLOWBUNDLER_LINUX_QOS_KEY"=false of the "
+                "Open_vSwitch row turns it off; nothing limits the port";
+    } else if (netdev_flowbundler_is_on(netdev)) {
+        keeps = "the port keeps the one that it has";
+    } else {
+        keeps = "nothing limits the port";
+    }
 
     ovs_mutex_lock(&fb->mutex);
     fb_set_type_error(netdev, fb,
@@ -535,8 +651,9 @@ fb_queue_configure(struct netdev *netdev, struct netdev_flowbundler *fb,
     uint64_t values[FB_QUEUE_N_KEYS];
     struct edt_class_limits limits;
 
-    fb_queue_parse(queue->queue_id, details, is_new ? NULL : queue->values,
-                   values, &problems);
+    fb_queue_parse(fb->dialect, queue->queue_id, details,
+                   is_new ? NULL : queue->values, values, &problems);
+    queue->stale = false;
     smap_destroy(&queue->details);
     smap_clone(&queue->details, details);
     memcpy(queue->values, values, sizeof values);
@@ -550,7 +667,7 @@ fb_queue_configure(struct netdev *netdev, struct netdev_flowbundler *fb,
     }
     fb_set_problems(netdev, &queue->problems, &problems);
     if (queue->in_range) {
-        fb_queue_limits(values, &limits);
+        fb_queue_limits(fb->dialect, values, &limits);
         edt_class_set_limits(queue->pace, &limits, time_nsec());
         fb_check_minima(netdev, fb);
         fb_publish(fb);
@@ -574,7 +691,7 @@ netdev_flowbundler_set_queue(struct netdev *netdev, unsigned int queue_id,
         if (!queue) {
             queue = fb_queue_create(fb, queue_id);
             fb_queue_configure(netdev, fb, queue, details, true);
-        } else if (!smap_equal(&queue->details, details)) {
+        } else if (queue->stale || !smap_equal(&queue->details, details)) {
             fb_queue_configure(netdev, fb, queue, details, false);
         }
     }

@@ -33,6 +33,7 @@
 
 struct dp_packet_batch;
 struct netdev_stats;
+struct sset;
 
 /* QoS type "flowbundler"
  * ======================
@@ -51,8 +52,10 @@ struct netdev_stats;
  *  for what it says: what can be honoured is in force
  *  ("netdev-flowbundler-config.h"), and the rest, all of it, is in "ovs-appctl
  *  flowbundler/show" and in the Interface's status as "qos_error", and each
- *  once in the log.  A port that cannot have the type refuses it and keeps
- *  what it has.
+ *  once in the log.  Rows of types "linux-htb" and "linux-hfsc" are taken,
+ *  too, by ports whose own class has neither, unless that has been turned
+ *  off; the port then says that it has this type.  A port that cannot have the
+ *  type refuses it and keeps what it has.
  *
  * Shapers
  * -------
@@ -67,6 +70,9 @@ struct netdev_stats;
  */
 
 #define FLOWBUNDLER_QOS_TYPE "flowbundler"
+
+/* Of an Open_vSwitch row, whether "linux-htb" and "linux-hfsc" are taken. */
+#define FLOWBUNDLER_LINUX_QOS_KEY "shaper-linux-qos"
 
 /* Cores of no thread.  (UINT32_MAX is that of the main thread,
  * NON_PMD_CORE_ID.) */
@@ -93,7 +99,8 @@ struct netdev_flowbundler {
     struct shaper_stats retired OVS_GUARDED; /* Of shapers that are gone. */
     struct shaper_stats retired_delay OVS_GUARDED; /* Of their delay lines. */
 
-    struct smap details OVS_GUARDED;        /* QoS other_config. */
+    enum fb_dialect dialect OVS_GUARDED;    /* Of the QoS row... */
+    struct smap details OVS_GUARDED;        /* ...and its other_config. */
     uint64_t values[FB_QOS_N_KEYS] OVS_GUARDED; /* In force. */
     struct svec problems OVS_GUARDED;       /* Of 'details', which are not. */
     struct hmap queues OVS_GUARDED;         /* Of struct fb_queue. */
@@ -110,8 +117,13 @@ struct netdev_flowbundler {
 void netdev_flowbundler_init(void);
 void netdev_flowbundler_destroy(struct netdev *);
 
+void netdev_flowbundler_set_config(const struct smap *other_config);
 bool netdev_flowbundler_is_supported(const struct netdev *);
-int netdev_flowbundler_set_qos(struct netdev *, const struct smap *details);
+bool netdev_flowbundler_takes(const struct netdev *, const char *type);
+void netdev_flowbundler_get_types(const struct netdev *, struct sset *types);
+const char *netdev_flowbundler_type(const struct netdev *);
+int netdev_flowbundler_set_qos(struct netdev *, const char *type,
+                               const struct smap *details);
 void netdev_flowbundler_refuse_qos(struct netdev *, const char *type,
                                    int error);
 void netdev_flowbundler_clear_qos(struct netdev *);

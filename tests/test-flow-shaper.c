@@ -119,7 +119,7 @@ config_set_class(struct shaper_config *config, size_t i,
     cc->params = rate_params(queue->rate_bps);
     cc->pace = (config->port_params || cc->params
                 ? edt_class_create(pace, &limits) : NULL);
-    config->class_by_queue[queue->id] = i;
+    shaper_config_set_class(config, queue->id, i);
     config->paced |= cc->pace != NULL;
 }
 
@@ -458,8 +458,7 @@ world_init(struct world *w, const struct options *o)
 static size_t
 world_class(const struct world *w, uint32_t queue_id)
 {
-    return queue_id < SHAPER_MAX_QUEUES ? w->config->class_by_queue[queue_id]
-                                        : 0;
+    return shaper_config_class(w->config, queue_id);
 }
 
 static bool
