@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fbtest.proc import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -257,6 +258,13 @@ class Port:
             file.seek(self.start)
             return file.read().decode()
 
+    def await_log(self, messages: list[str]) -> None:
+        """Each of `messages` has been logged once (the switch writes its log a little later)."""
+        wait_until(lambda: all(f"p1: {message}" in self.new_log() for message in messages),
+                   "all that is refused is in the log")
+        log = self.new_log()
+        assert all(log.count(f"p1: {message}") == 1 for message in messages), log
+
     def in_force(self) -> tuple[Values, Values, list[str]]:
         """What is in force of the port and of queue 1, and what was refused."""
         shown = self.json("flowbundler/show", "p1")["p1"]
@@ -322,8 +330,7 @@ def test_what_can_be_honoured_of_any_record_is_in_force(ovs: Switch) -> None:
                      wrong_queue)
         if refused:
             refusals += 1
-            log = port.new_log()
-            assert all(log.count(f"p1: {message}") == 1 for message in refused)
+            port.await_log(refused)
         else:
             done += 1
 
