@@ -489,7 +489,7 @@ netdev_flowbundler_set_qos(struct netdev *netdev, const char *type,
                           "are not tunnels", FLOWBUNDLER_QOS_TYPE);
     }
 
-    ignore(fb_dialect_from_type(type, &dialect));
+    fb_dialect_from_type(type, &dialect);
     ovs_mutex_lock(&fb->mutex);
     if (!error && !(was_on && dialect == fb->dialect
                     && smap_equal(&fb->details, details))) {
