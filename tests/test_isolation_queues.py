@@ -1,4 +1,4 @@
-"""Queues of a port that is flooded: weights, and a strict priority, seen as packets leave.
+"""Queues of a port that is flooded: weights, a strict priority, and a row of Linux's HTB.
 
 Endless sources in the PMD thread, not held back.  What each queue has of the port's rate,
 and how regularly the first one sends, is what the probe sees at the port.
@@ -106,3 +106,30 @@ def test_strict_priority_under_flood(probe_testbed: Testbed) -> None:
         pytest.approx(RATE, rel=0.01))
     assert sent[1] / sum(sent) == pytest.approx(0.9, rel=0.01)
     assert sent[2] / sum(sent) <= 0.002
+
+
+def test_a_row_of_htb_at_a_dpdk_port(probe_testbed: Testbed) -> None:
+    """The rate of a pod as kube-ovn writes it, queue 0 of a `linux-htb` row, flooded."""
+    bed, ovs = probe_testbed, probe_testbed.ovs
+    bed.sink("out")
+    ovs.vsctl("--", "set", "Port", "out", "qos=@q",
+              "--", "--id=@q", "create", "QoS", "type=linux-htb", "queues:0=@q0",
+              "--", "--id=@q0", "create", "Queue", "other_config:max-rate=50000000",
+              "other_config:burst=5000000")
+    source = bed.source("src", [FlowSpec(i, dst_ip=f"10.73.0.{1 + i}") for i in range(4)])
+    ovs.replace_flows(bed.bridge, [
+        f"in_port={source.number},actions=output:{bed.ports['out'].number}"])
+    favour_pmds(bed)
+    run_for(ovs, 0.5)
+    with Probe(ovs, "out") as probe:
+        run_for(ovs, 2)
+    recording = probe.recording()
+    assert recording.counters.lost == 0
+    records = recording.records
+    span = (int(records["time_ns"].max()) - int(records["time_ns"].min())) / NS
+    rate = int(records["bytes"].sum()) * 8 / span
+    print(f"{rate / MBIT:.2f} Mbit/s")
+    write_results("isolation-queues", {"linux-htb": rate})
+    assert rate == pytest.approx(50 * MBIT, rel=0.01)
+    assert ovs.appctl("qos/show", "out").startswith("QoS: out linux-htb\n")
+    assert "qos_error" not in ovs.vsctl("get", "Interface", "out", "status")
