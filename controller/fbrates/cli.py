@@ -79,6 +79,25 @@ def parser() -> argparse.ArgumentParser:
     )
     port.add_argument("port", metavar="PORT", help="its name in the file")
     port.add_argument("rate", metavar="RATE", help="such as 10Gbps")
+    port.add_argument("--new", action="store_true", help="make it, if there is none")
+    putting = commands.add_parser(
+        "put", parents=[common], help="make a tenant, VM or destination, or make it what is said"
+    )
+    deleting = commands.add_parser(
+        "delete", parents=[common], help="delete a tenant, VM or destination"
+    )
+    for command in (putting, deleting):
+        command.add_argument("tenant", metavar="TENANT")
+        command.add_argument("vm", metavar="VM", help="'-' for the tenant itself")
+        command.add_argument("--to", metavar="DEST", help="the rate towards this address or prefix")
+    putting.add_argument(
+        "settings", metavar="KEY=VALUE", nargs="*", help="as in the file, such as port=vm-a"
+    )
+    deleting.add_argument("--yes", action="store_true", help="do not ask before a tenant goes")
+    port_gone = commands.add_parser(
+        "delete-port", parents=[common], help="delete a port that nobody shares"
+    )
+    port_gone.add_argument("port", metavar="PORT")
     applying = commands.add_parser(
         "apply", parents=[common], help="make what a file says the truth, after showing the changes"
     )
@@ -255,15 +274,98 @@ def set_share(options: argparse.Namespace) -> int:
 def set_port(options: argparse.Namespace) -> int:
     """Run set-port."""
     path = f"/v1/ports/{urllib.parse.quote(options.port, safe='')}"
-    # Not a new one, which PUT would make.
-    request(options.url, "GET", path)
-    status, answer = request(options.url, "PUT", path, {"max-rate": options.rate}, If_Match="*")
+    if options.new:
+        match = {"If_None_Match": "*"}
+    else:
+        # A misspelt one would be a new one.
+        match = {"If_Match": "*"}
+        request(options.url, "GET", path)
+    status, answer = request(options.url, "PUT", path, {"max-rate": options.rate}, **match)
+    if options.new:
+        return _edited(options, status, answer, f"port {options.port}")
     _changed(
         options,
         answer,
         f"{options.port}: max-rate {answer['old_max-rate']} -> {answer['new_max-rate']}",
     )
     return _outcome(status, answer)
+
+
+NUMBERS = ("vlan", "vni", "weight")
+"""What is a number in the file; all else is text."""
+
+
+def _place(options: argparse.Namespace) -> tuple[str, str]:
+    """Give the path of what a command is about, and its name."""
+    quote = urllib.parse.quote
+    path, name = f"/v1/tenants/{quote(options.tenant, safe='')}", str(options.tenant)
+    if options.vm != "-":
+        path += f"/vms/{quote(options.vm, safe='')}"
+        name += f"/{options.vm}"
+    if options.to:
+        path += f"/destinations/{quote(options.to, safe='')}"
+        name += f" to {options.to}"
+    return path, name
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Read KEY=VALUE; raises Failure."""
+    result: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or key in result:
+            raise Failure(f"{text!r} is not KEY=VALUE, each key once")
+        if key in NUMBERS and value.isdecimal():
+            result[key] = int(value)
+        else:
+            result[key] = value.split(",") if key == "ip" and "," in value else value
+    return result
+
+
+def put(options: argparse.Namespace) -> int:
+    """Run put."""
+    path, name = _place(options)
+    status, answer = request(options.url, "PUT", path, _settings(options.settings))
+    return _edited(options, status, answer, name)
+
+
+def delete(options: argparse.Namespace) -> int:
+    """Run delete; a tenant has VMs, so that is asked about."""
+    path, name = _place(options)
+    if options.vm == "-" and not options.to and not options.yes:
+        seen = request(options.url, "GET", path)[1]
+        print(f"delete {name} and its {len(seen['vms'])} VMs? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing is changed")
+            return 1
+    status, answer = request(options.url, "DELETE", path)
+    return _edited(options, status, answer, name)
+
+
+def delete_port(options: argparse.Namespace) -> int:
+    """Run delete-port."""
+    path = f"/v1/ports/{urllib.parse.quote(options.port, safe='')}"
+    status, answer = request(options.url, "DELETE", path)
+    return _edited(options, status, answer, f"port {options.port}")
+
+
+def _edited(options: argparse.Namespace, status: int, answer: Any, name: str) -> int:
+    """Say what became of one thing; gives the exit status."""
+    done = {200: "changed", 201: "made"}.get(status, "stored")
+    if answer["spec"] is None:
+        done = "deleted"
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    elif answer["applied"]:
+        print(f"{name}: {done} (confirmed in {answer['elapsed_ms']:.1f} ms)")
+    else:
+        print(f"{name}: {done}; not in force: {answer['reason']}")
+    for switch, item in answer["switches"].items():
+        for error in item["errors"]:
+            print(f"{PROGRAM}: switch {switch}: {error}", file=sys.stderr)
+    if answer["not_connected"] and not options.json:
+        print(f"not connected, and as before: {', '.join(answer['not_connected'])}")
+    return 0 if status in (200, 201) else 1
 
 
 def ports(options: argparse.Namespace) -> int:
@@ -480,6 +582,9 @@ COMMANDS = {
     "set-rate": set_rate,
     "set-share": set_share,
     "set-port": set_port,
+    "put": put,
+    "delete": delete,
+    "delete-port": delete_port,
     "ports": ports,
     "show": show,
     "status": status,
@@ -502,7 +607,14 @@ def _identify(options: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    options = parser().parse_args(argv)
+    grammar = parser()
+    options, rest = grammar.parse_known_args(argv)
+    # argparse takes "none" for KEY=VALUE... if an option comes before them.
+    settings = options.command == "put" and all("=" in item and item[0] != "-" for item in rest)
+    if rest and not settings:
+        grammar.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command == "put":
+        options.settings += rest
     try:
         _identify(options)
         return COMMANDS[options.command](options)
