@@ -2,7 +2,9 @@
 
 Ryu 4.34 knows of bands of experimenters only the 16 bytes that they have in common, and
 fails on a meter that has a longer one; the reply that lists all meters is then lost.
-`install` makes it read them: ours as `ShapeBand`, others as `OtherBand`.
+`install` makes it read them: ours as `ShapeBand`, others as `OtherBand`.  The switch shows
+them as drop bands on a connection on which nobody has said that he can read them, which
+the message of `reads_shape_bands` does.
 
 The format is that of ``struct nx_meter_band_shape``, docs/shape-band.md.
 """
@@ -16,6 +18,8 @@ from framework import ofp, parser
 
 EXPERIMENTER = 0x00002320
 SUBTYPE = 1
+SET_METER_BANDS = 64
+"""The experimenter message NXT_SET_METER_BANDS."""
 
 # Type, length, rate, burst size, experimenter; then what is ours: subtype, flags, four bytes
 # of zeros, longest wait and ECN threshold in us.
@@ -86,6 +90,12 @@ def parse(buf: bytes, offset: int) -> ShapeBand | OtherBand:
         if subtype == SUBTYPE and not flags & ~FAIR:
             return ShapeBand(rate, burst_size, max_delay, ecn_threshold, bool(flags & FAIR))
     return OtherBand(length, experimenter)
+
+
+def reads_shape_bands(datapath: Any) -> Any:
+    """Give the message that says that whoever reads on this connection knows shape bands."""
+    bands = struct.pack("!I", 1 << SUBTYPE)
+    return parser.OFPExperimenter(datapath, EXPERIMENTER, SET_METER_BANDS, bands)
 
 
 def install() -> None:

@@ -27,6 +27,8 @@ def to_wire(datapath: Any, message: sync.Message) -> Any:
             return _meter_mod(datapath, command, meter)
         case plan.FlowMod(command, flow):
             return _flow_mod(datapath, command, flow)
+        case sync.ReadsShapeBands():
+            return shape_band.reads_shape_bands(datapath)
         case sync.PortsRequest():
             return parser.OFPPortDescStatsRequest(datapath, 0)
         case sync.MetersRequest():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fbrates import plan, sync
@@ -95,6 +95,7 @@ class FakeSwitch:
         self.flows: dict[FlowKey, Flow] = {}
         self.max_meters = 1 << 18
         self.shapes = False  # Has it the shape band?
+        self.reads_shape_bands = False  # Has who is connected said that he knows them?
         self.refuse_trial = ""
         self.sent: list[sync.Message] = []
         self.queue: list[tuple[int, sync.Message]] = []
@@ -117,6 +118,7 @@ class FakeSwitch:
         """Connect to a controller, anew if there was a connection."""
         self.queue.clear()
         self.sent.clear()
+        self.reads_shape_bands = False
         self.service = service
         self.sync = service.connect(datapath_id, self.send)
         assert self.sync is not None
@@ -141,10 +143,16 @@ class FakeSwitch:
         connection = self.sync
         assert connection is not None
         match message:
+            case sync.ReadsShapeBands():
+                if self.shapes:
+                    self.reads_shape_bands = True
+                else:
+                    connection.error(xid, "OFPET_BAD_REQUEST OFPBRC_BAD_EXP_TYPE")
             case sync.PortsRequest():
                 self._reply(xid, list(self.ports.items()), connection.ports_reply)
             case sync.MetersRequest():
-                self._reply(xid, list(self.meters.values()), connection.meters_reply)
+                shown = [self._shown(meter) for meter in self.meters.values()]
+                self._reply(xid, shown, connection.meters_reply)
             case sync.FlowsRequest(window, windows):
                 ours = [
                     flow
@@ -181,6 +189,10 @@ class FakeSwitch:
                     connection.error(xid, "INVALID_METER")
                 else:
                     plan.apply([message], self.meters, self.flows)
+
+    def _shown(self, meter: Meter) -> Meter:
+        hidden = self.shapes and not self.reads_shape_bands
+        return replace(meter, shaping=None) if hidden else meter
 
     def _stats_reply(self, xid: int, numbers: list[int], more: bool) -> None:
         samples = {number: self.stats(number) for number in numbers}

@@ -85,12 +85,25 @@ def test_a_trial_interrupted_does_not_spoil_the_next() -> None:
     world = World()
     world.switch.shapes = True
     world.switch.connect(world.service)
-    world.switch.run(limit=4)  # ports, meters, flows; added, and not deleted
+    world.switch.run(limit=5)  # bands, ports, meters, flows; added, and not deleted
     left = dict(world.switch.meters)
     assert len(left) == 1
     world.up()
     assert world.switch.sync is not None and world.switch.sync.shapes
     assert not left.keys() & world.switch.meters.keys()
+
+
+def test_reconnecting_changes_no_shape_band() -> None:
+    """The switch shows shape bands as drop bands until it is told that we know them."""
+    world = World(SHAPING + FILE)
+    world.switch.shapes = True
+    world.up()
+    world.switch.connect(world.service)
+    assert world.switch.sent[0] == sync.ReadsShapeBands()
+    world.switch.run()
+    assert world.in_sync
+    assert world.switch.changes() == []
+    assert shaping_of(world) == {Shaping(20_000, 5_000)}
 
 
 def test_no_id_left_for_a_trial() -> None:
@@ -106,7 +119,7 @@ def test_silence_about_the_trial_is_noticed(lost: str) -> None:
     world.switch.shapes = True
     world.switch.connect(world.service)
     if lost != "all":
-        world.switch.run(limit=3)
+        world.switch.run(limit=4)
         assert isinstance(world.switch.queue[0][1], sync.Trial)
     dropped = {"all": range(10), "trial": range(3), "barrier": [2]}[lost]
     world.switch.queue = [m for i, m in enumerate(world.switch.queue) if i not in dropped]
@@ -300,6 +313,14 @@ def test_a_meter_mod() -> None:
     drop = Meter(5, 1024)
     assert packed(MODIFY, drop) == bytes.fromhex("041d0020 00000002 0001 0001 00000005") + DROP
     assert packed(DELETE, meter) == bytes.fromhex("041d0010 00000002 0002 0005 00000005")
+
+
+def test_saying_that_we_read_shape_bands() -> None:
+    """The bytes are those of the test "shape band - set_meter_bands" of ovs-ofctl."""
+    message = wire.to_wire(DATAPATH, sync.ReadsShapeBands())
+    message.set_xid(2)
+    message.serialize()
+    assert bytes(message.buf) == bytes.fromhex("04040014 00000002 00002320 00000040 00000002")
 
 
 def test_a_reply_with_bands_of_all_kinds() -> None:

@@ -75,6 +75,11 @@ def attach(ovs: Switch, controller: Controller, bridge: str = "br0") -> None:
     controller.in_sync(int(ovs.vsctl("get", "bridge", bridge, "datapath_id").strip('"\n'), 16))
 
 
+def described(ovs: Switch) -> list[str]:
+    """What ovs-ofctl says of each meter, in an order of the text."""
+    return sorted(text.strip() for text in ovs.ofctl("dump-meters", "br0").split("meter=")[1:])
+
+
 def quiet_audit(controller: Controller) -> None:
     """Wait for one more audit, which must find nothing to repair."""
     before = controller.get("/v1/status")["switches"]["0000000000000001"]
@@ -161,8 +166,22 @@ def test_a_controller_restarted_disturbs_nothing(br0: Switch, controller: Start)
     first = controller(QUIET)
     attach(br0, first)
     before = (br0.meters("br0"), br0.flows("br0"))
+    text_before = described(br0)
+    assert all("type=shape" in meter for meter in text_before)
     assert first.stop() == 0
     assert (br0.meters("br0"), br0.flows("br0")) == before
+    # The same file again changes no meter: it reads shape bands as what they are.  All that is
+    # sent of meters is the trial.
+    br0.appctl("vlog/set", "vconn:file:dbg")
+    again = controller(QUIET)
+    attach(br0, again)
+    assert again.stop() == 0
+    br0.appctl("vlog/set", "vconn:file:info")
+    log = (br0.directory / "ovs-vswitchd.log").read_text()
+    sent = re.findall(r"received: OFPT_METER_MOD .*: (\w+) meter=(\d+)", log)
+    assert [command for command, _ in sent] == ["ADD", "DEL"], sent
+    assert not {int(number) for _, number in sent} & before[0].keys()
+    assert described(br0) == text_before
     # A file with a VM more, above the others: those keep their meters.
     text = QUIET.replace("      a:\n", "      new: {port: up, rate: 1Mbps}\n      a:\n")
     second = controller(text)

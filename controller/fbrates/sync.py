@@ -73,6 +73,14 @@ class PortsRequest:
 
 
 @dataclass(frozen=True)
+class ReadsShapeBands:
+    """Say that we can read shape bands, or the switch would show them as drop bands.
+
+    A switch that does not have them refuses this, which does not matter.
+    """
+
+
+@dataclass(frozen=True)
 class MetersRequest:
     """Ask for the configuration of all meters."""
 
@@ -103,7 +111,15 @@ class Trial:
     meter: Meter
 
 
-Message = Change | Trial | PortsRequest | MetersRequest | FlowsRequest | MeterStatsRequest
+Message = (
+    Change
+    | Trial
+    | ReadsShapeBands
+    | PortsRequest
+    | MetersRequest
+    | FlowsRequest
+    | MeterStatsRequest
+)
 
 
 class Event(Protocol):
@@ -313,6 +329,7 @@ class SwitchSync:
 
     def connect(self) -> None:
         """Start: the switch has just connected."""
+        self._send(ReadsShapeBands())
         self._ask_ports()
         self.start_audit()
 
