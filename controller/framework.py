@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import weakref
 from typing import Any
 
 NAMES = ("ryu", "os_ken")
@@ -48,15 +49,29 @@ def _import(name: str) -> Any:
 
 
 def fit_ovs() -> None:
-    """Give the ovs package what Ryu 4.34's OVSDB client (ryu.lib.ovs) takes from it."""
+    """Give the ovs package what Ryu 4.34's OVSDB client (ryu.lib.ovs) takes from it.
+
+    That finds rows by a function of the module, which has only the schema of the table that
+    is referred to.  Rows are in the IDL's table, so a schema's table has to know that.
+    """
     import ovs.db.idl
 
-    def uuid_to_row(atom: Any, base: Any) -> Any:
-        value = base.ref_table.rows.get(atom) if base.ref_table else atom
-        return str(value.uuid) if isinstance(value, ovs.db.idl.Row) else value
+    if hasattr(ovs.db.idl, "_uuid_to_row"):
+        return
+    create = ovs.db.idl.IdlTable.__init__
 
-    if not hasattr(ovs.db.idl, "_uuid_to_row"):
-        ovs.db.idl._uuid_to_row = uuid_to_row
+    def create_known(self: Any, idl: Any, table: Any) -> None:
+        create(self, idl, table)
+        table.idl_table = weakref.ref(self)
+
+    def uuid_to_row(atom: Any, base: Any) -> Any:
+        if not base.ref_table:
+            return atom
+        table = getattr(base.ref_table, "idl_table", lambda: None)()
+        return None if table is None else table.rows.get(atom)
+
+    ovs.db.idl.IdlTable.__init__ = create_known
+    ovs.db.idl._uuid_to_row = uuid_to_row
 
 
 fit_eventlet()

@@ -38,6 +38,7 @@ class ShapeBand(parser.OFPMeterBandHeader):  # type: ignore[misc]
 
     cls_meter_band_type = ofp.OFPMBT_EXPERIMENTER
     cls_meter_band_len = LENGTH
+    experimenter = EXPERIMENTER  # Ryu's own applications ask for it.
 
     def __init__(
         self,
