@@ -267,19 +267,20 @@ def refuse(ovs: Ovs, qos: str, key: str, value: str, allowed: str, rate: int,
            in_status: bool) -> None:
     """Set `key` to a value that is refused with a message, and take it back."""
     ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}")
-    message = ovs.flowbundler_show("out")["out"]["refused"]
+    message, = ovs.flowbundler_show("out")["out"]["refused"]
     for part in (key, f'"{value}"', allowed):
         assert part in message, message
-    # A bad value next to a good one refuses both.
-    ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}", "other_config:max-batch=64")
+    # A good value next to a bad one is in force.
+    ovs.vsctl("set", "QoS", qos, f"other_config:{key}={value}",
+              "other_config:max-backlog=262143")
     shown = ovs.flowbundler_show("out")["out"]
-    assert shown["config"]["max-rate"] == rate and shown["config"]["max-batch"] == 128
+    assert shown["config"]["max-rate"] == rate and shown["config"]["max-backlog"] == 262143
     if in_status:
         status = wait_until(lambda: _status_with(ovs, key), "the status", 12)
         for part in (key, f'"{value}"', allowed):
             assert part in status, status
     ovs.vsctl("--", "remove", "QoS", qos, "other_config", key,
-              "--", "remove", "QoS", qos, "other_config", "max-batch",
+              "--", "remove", "QoS", qos, "other_config", "max-backlog",
               "--", "set", "QoS", qos, f"other_config:max-rate={rate}")
     assert "refused" not in ovs.flowbundler_show("out")["out"]
 
