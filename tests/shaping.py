@@ -103,7 +103,7 @@ class Log(switch.Log):
         lines = [line for line in self.lines()
                  if re.search(r"\|(WARN|ERR|EMER)\|", line)
                  and not re.search(r"\|timeval(\([^)]*\))?\|", line)]
-        return [line for line, after in zip(lines, [*lines[1:], ""], strict=True)
+        return [line for line, after in zip(lines, [*lines, ""][1:], strict=True)
                 if not (re.search(r"\|Dropped \d+ log messages in last ", line)
                         and line.split("|")[2:4] == after.split("|")[2:4])]
 
