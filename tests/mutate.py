@@ -29,12 +29,11 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 
 from universalmutator import mutator
+
+from scripts import load
 
 REPO = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("FB_BUILD") or REPO / "build")
@@ -74,15 +73,6 @@ class Result:
     result: str
     by: str
     seconds: float
-
-
-def quick() -> ModuleType:
-    """utilities/quick, which knows what tests a file."""
-    loader = SourceFileLoader("quick", str(REPO / "utilities" / "quick"))
-    module = module_from_spec(spec_from_loader("quick", loader))  # type: ignore[arg-type]
-    sys.modules["quick"] = module
-    loader.exec_module(module)
-    return module
 
 
 def sources() -> list[str]:
@@ -148,7 +138,7 @@ class Laboratory:
 
     def __init__(self, files: list[str]) -> None:
         """For mutants of `files`; each of their tests passes, or this exits."""
-        self._quick = quick()
+        self._quick = load("quick")
         self._seconds: dict[str, float] = {}
         WORK.mkdir(parents=True, exist_ok=True)
         if not TREE.exists():

@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripts import load
 
 REPO = Path(__file__).resolve().parent.parent
 OVS = Path(os.environ.get("FB_BUILD") or REPO / "build") / "ovs"
@@ -19,11 +19,7 @@ OVS = Path(os.environ.get("FB_BUILD") or REPO / "build") / "ovs"
 
 @pytest.fixture(scope="module")
 def quick() -> ModuleType:
-    loader = SourceFileLoader("quick", str(REPO / "utilities" / "quick"))
-    module = module_from_spec(spec_from_loader("quick", loader))  # type: ignore[arg-type]
-    sys.modules["quick"] = module
-    loader.exec_module(module)
-    return module
+    return load("quick")
 
 
 def chosen(quick: ModuleType, *files: str) -> dict[str, str]:
