@@ -236,10 +236,15 @@ def _outcome(status: int, answer: Any) -> int:
     """Say why a change is not in force, if it is not; gives the exit status."""
     if not answer["applied"]:
         print(f"{PROGRAM}: not in force: {answer.get('reason')}", file=sys.stderr)
-        for name, switch in answer["switches"].items():
-            for error in switch["errors"]:
-                print(f"{PROGRAM}: switch {name}: {error}", file=sys.stderr)
+        _print_errors(answer)
     return 0 if answer["applied"] and status == 200 else 1
+
+
+def _print_errors(answer: Any) -> None:
+    """Print what switches refused of a change, to stderr."""
+    for name, switch in answer["switches"].items():
+        for error in switch["errors"]:
+            print(f"{PROGRAM}: switch {name}: {error}", file=sys.stderr)
 
 
 def _changed(options: argparse.Namespace, answer: Any, text: str) -> None:
@@ -360,9 +365,7 @@ def _edited(options: argparse.Namespace, status: int, answer: Any, name: str) ->
         print(f"{name}: {done} (confirmed in {answer['elapsed_ms']:.1f} ms)")
     else:
         print(f"{name}: {done}; not in force: {answer['reason']}")
-    for switch, item in answer["switches"].items():
-        for error in item["errors"]:
-            print(f"{PROGRAM}: switch {switch}: {error}", file=sys.stderr)
+    _print_errors(answer)
     if answer["not_connected"] and not options.json:
         print(f"not connected, and as before: {', '.join(answer['not_connected'])}")
     return 0 if status in (200, 201) else 1
