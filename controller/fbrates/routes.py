@@ -55,30 +55,34 @@ def _route(template: str, **methods: Operation) -> Route:
 PAGE = ("limit", "after")
 
 
+def _put(
+    what: str,
+    summary: str,
+    body: type[BaseModel],
+    query: tuple[str, ...] = (),
+    makes: bool = False,
+) -> Operation:
+    return Operation(
+        f"put_{what}", summary, body, query=query, tagged=True, makes=makes, applies=True
+    )
+
+
 def _rate(whose: str) -> dict[str, Operation]:
     return {
         "GET": Operation("get_rate", f"the rate of {whose}", tagged=True),
-        "PUT": Operation(
-            "put_rate",
-            f"change the rate of {whose} now",
-            bodies.RateBody,
-            tagged=True,
-            applies=True,
-        ),
+        "PUT": _put("rate", f"change the rate of {whose} now", bodies.RateBody),
     }
 
 
 def _thing(what: str, body: type[BaseModel]) -> dict[str, Operation]:
     return {
         "GET": Operation("get_thing", what, tagged=True),
-        "PUT": Operation(
-            "put_thing",
+        "PUT": _put(
+            "thing",
             f"make {what}, or make it what is said here",
             body,
             query=("force",),
-            tagged=True,
             makes=True,
-            applies=True,
         ),
         "DELETE": Operation("delete_thing", f"delete {what}", tagged=True, applies=True),
     }
@@ -130,14 +134,7 @@ ROUTES = (
     _route(
         "/v1/ports/{port}",
         GET=Operation("get_port", "a port that is shared", tagged=True),
-        PUT=Operation(
-            "put_port",
-            "make a port to share, or change its rate",
-            config.PortSpec,
-            tagged=True,
-            makes=True,
-            applies=True,
-        ),
+        PUT=_put("port", "make a port to share, or change its rate", config.PortSpec, makes=True),
         DELETE=Operation("delete_thing", "delete a port that nobody shares", tagged=True),
     ),
     _route("/v1/tenants", GET=Operation("tenants", "all tenants", query=PAGE)),
@@ -149,13 +146,7 @@ ROUTES = (
     _route(
         f"{VM}/share",
         GET=Operation("get_share", "what a VM has of a shared port", tagged=True),
-        PUT=Operation(
-            "put_share",
-            "change what a VM may have of a shared port",
-            bodies.ShareBody,
-            tagged=True,
-            applies=True,
-        ),
+        PUT=_put("share", "change what a VM may have of a shared port", bodies.ShareBody),
     ),
     _route(f"{VM}{DESTINATION}/rate", **_rate("a VM towards a destination")),
     _route(f"{VM}{DESTINATION}", **_thing("a VM's destination", config.DestinationBody)),
