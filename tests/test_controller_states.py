@@ -28,11 +28,11 @@ def test_the_documentation_has_the_table() -> None:
 
 
 def test_every_state_is_reached_and_left() -> None:
-    reached, todo = set(), [State.SURVEYING]
-    while todo:
-        state = todo.pop()
+    reached, pending = set(), [State.SURVEYING]
+    while pending:
+        state = pending.pop()
         reached.add(state)
-        todo += [
+        pending += [
             new for (old, _), new in TRANSITIONS.items() if old is state and new not in reached
         ]
     assert reached == set(State) - {State.GONE}
@@ -40,13 +40,13 @@ def test_every_state_is_reached_and_left() -> None:
         assert after(state, Event.DISCONNECTED) is State.GONE
         assert after(State.GONE, Event.CONFIRMED) is State.GONE
     # Whatever happened, it can be in sync again.
-    back, todo = {State.IN_SYNC}, [State.IN_SYNC]
-    while todo:
-        state = todo.pop()
+    back, pending = {State.IN_SYNC}, [State.IN_SYNC]
+    while pending:
+        state = pending.pop()
         for (old, _), new in TRANSITIONS.items():
             if new is state and old not in back:
                 back.add(old)
-                todo.append(old)
+                pending.append(old)
     assert back == reached
     # What is only waited for can be confirmed or doubted, and an error is heard in any state.
     for state in reached:
