@@ -25,6 +25,7 @@ from fbtest.analysis import check_order, max_deficit, max_excess
 from fbtest.clock import CaptureClock
 from fbtest.ovs import Ovs
 from fbtest.pcap import FlowSpec, Packets
+from fbtest.probe import Probe
 from fbtest.proc import wait_until
 from fbtest.testbed import Recorder, Testbed
 
@@ -85,6 +86,24 @@ def run_for(ovs: Ovs, seconds: float) -> None:
     while (left := end - time.monotonic()) > 0:
         os.kill(pid, 0)
         time.sleep(min(left, 0.25))
+
+
+def recorded(ovs: Ovs, seconds: float) -> Any:
+    """What leaves `out` in `seconds`, when traffic has run for a while, in order of time.
+
+    All of it: the probe has missed nothing.
+    """
+    run_for(ovs, 0.5)
+    with Probe(ovs, "out") as probe:
+        run_for(ovs, seconds)
+    recording = probe.recording()
+    assert recording.counters.lost == 0
+    return recording.records[np.argsort(recording.records["time_ns"], kind="stable")]
+
+
+def duration(records: Any) -> float:
+    """Seconds from the first to the last of what has been `recorded`."""
+    return (int(records["time_ns"][-1]) - int(records["time_ns"][0])) / NS
 
 
 class Log(switch.Log):

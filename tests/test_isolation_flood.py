@@ -20,10 +20,11 @@ from fbtest.testbed import Testbed
 
 from shaping import (
     MBIT,
-    NS,
     SHAPER_DROPS,
+    duration,
     favour_pmds,
     pmd_threads,
+    recorded,
     run_for,
     second_cpu,
     write_results,
@@ -119,7 +120,7 @@ def test_two_threads_flood_a_meter(probe_testbed: Testbed) -> None:
     recording = probe.recording()
     assert recording.counters.lost == 0
     records = recording.records[np.argsort(recording.records["time_ns"], kind="stable")]
-    span = (int(records["time_ns"][-1]) - int(records["time_ns"][0])) / NS
+    span = duration(records)
     total = int(records["bytes"][:-1].sum()) * 8 / span
     sent = np.array([(records["flow"] >> 8 & 0xFF == i).sum() for i in range(2)])
     offered_parts, sent_parts = parts / parts.sum(), sent / sent.sum()
@@ -193,16 +194,11 @@ def test_ports_that_flood_a_port_share_its_rate(probe_testbed: Testbed, rate: in
     ovs.replace_flows(bed.bridge, [
         f"in_port={s.number},actions=output:{bed.ports['out'].number}" for s in sources])
     favour_pmds(bed)
-    run_for(ovs, 0.5)
-    with Probe(ovs, "out") as probe:
-        run_for(ovs, 3)
-    recording = probe.recording()
-    assert recording.counters.lost == 0
-    records = recording.records
+    records = recorded(ovs, 3)
     bytes_by_flow = {int(flow): int(records["bytes"][records["flow"] == flow].sum())
                      for flow in np.unique(records["flow"])}
     total = sum(bytes_by_flow.values())
-    span = (int(records["time_ns"].max()) - int(records["time_ns"].min())) / NS
+    span = duration(records)
     by_port = [sum(n for flow, n in bytes_by_flow.items() if flow >> 8 & 0xFF == i) / total
                for i in range(2)]
     shares = sorted(n / total for n in bytes_by_flow.values())

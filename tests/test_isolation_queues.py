@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fbtest.pcap import FlowSpec
-from fbtest.probe import Probe
 from fbtest.testbed import Testbed
 
-from shaping import MBIT, NS, favour_pmds, run_for, write_results
+from shaping import MBIT, NS, duration, favour_pmds, recorded, write_results
 
 RATE = 200 * MBIT
 FRAME = 1514
@@ -42,15 +41,10 @@ def test_weights_under_flood(probe_testbed: Testbed) -> None:
         f"in_port={s.number},actions=set_queue:{i},output:{bed.ports['out'].number}"
         for i, s in enumerate(sources, 1)])
     favour_pmds(bed)
-    run_for(ovs, 0.5)
-    with Probe(ovs, "out") as probe:
-        run_for(ovs, 3)
-    recording = probe.recording()
-    assert recording.counters.lost == 0
-    records = recording.records
+    records = recorded(ovs, 3)
     queue = records["flow"] >> 8 & 0xFF
     sent = np.array([int(records["bytes"][queue == i].sum()) for i in range(3)])
-    span = (int(records["time_ns"].max()) - int(records["time_ns"].min())) / NS
+    span = duration(records)
     shares = [float(share) for share in sent / sent.sum()]
     print(f"{sent.sum() * 8 / span / MBIT:.1f} Mbit/s, by queue {shares}")
     write_results("isolation-queues", {"weights": shares})
@@ -79,12 +73,7 @@ def test_strict_priority_under_flood(probe_testbed: Testbed) -> None:
         *(f"in_port={s.number},actions=set_queue:{i},output:{out}"
           for i, s in enumerate(floods, 2))])
     favour_pmds(bed)
-    run_for(ovs, 0.5)
-    with Probe(ovs, "out") as probe:
-        run_for(ovs, 3)
-    recording = probe.recording()
-    assert recording.counters.lost == 0
-    records = recording.records[np.argsort(recording.records["time_ns"], kind="stable")]
+    records = recorded(ovs, 3)
     queue = records["flow"] >> 8 & 0xFF
     sent = [int(records["bytes"][queue == i].sum()) for i in range(3)]
     times = records["time_ns"][queue == 0].astype(np.int64)
@@ -120,13 +109,8 @@ def test_a_row_of_htb_at_a_dpdk_port(probe_testbed: Testbed) -> None:
     ovs.replace_flows(bed.bridge, [
         f"in_port={source.number},actions=output:{bed.ports['out'].number}"])
     favour_pmds(bed)
-    run_for(ovs, 0.5)
-    with Probe(ovs, "out") as probe:
-        run_for(ovs, 2)
-    recording = probe.recording()
-    assert recording.counters.lost == 0
-    records = recording.records
-    span = (int(records["time_ns"].max()) - int(records["time_ns"].min())) / NS
+    records = recorded(ovs, 2)
+    span = duration(records)
     rate = int(records["bytes"].sum()) * 8 / span
     print(f"{rate / MBIT:.2f} Mbit/s")
     write_results("isolation-queues", {"linux-htb": rate})

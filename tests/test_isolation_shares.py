@@ -10,11 +10,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fbtest.pcap import FlowSpec
-from fbtest.probe import Probe
 from fbtest.proc import wait_until
 from fbtest.testbed import Testbed
 
-from shaping import MBIT, NS, favour_pmds, pmd_threads, run_for, second_cpu, write_results
+from shaping import (
+    MBIT,
+    NS,
+    duration,
+    favour_pmds,
+    pmd_threads,
+    recorded,
+    second_cpu,
+    write_results,
+)
 
 SECONDS = 5
 #: Windows of a second that are looked at, those in which a thread was away for longer
@@ -52,12 +60,7 @@ def test_threads_share_a_rate(probe_testbed: Testbed, rate: int, held_back: bool
         flows.append(f"in_port={source.number},actions=output:{bed.ports['out'].number}")
     wait_until(lambda: len(pmd_threads(ovs)) == 2, "there are two PMD threads")
     ovs.replace_flows(bed.bridge, flows)
-    run_for(ovs, 0.5)
-    with Probe(ovs, "out") as probe:
-        run_for(ovs, SECONDS)
-    recording = probe.recording()
-    assert recording.counters.lost == 0
-    records = recording.records[np.argsort(recording.records["time_ns"], kind="stable")]
+    records = recorded(ovs, SECONDS)
     every = np.unique(records["flow"])
     assert len(every) == 16
     begin, end = int(records["time_ns"][0]), int(records["time_ns"][-1])
@@ -94,14 +97,9 @@ def test_bytes_decide(probe_testbed: Testbed, frame: int) -> None:
     ovs.replace_flows(bed.bridge, [
         f"in_port={s.number},actions=output:{bed.ports['out'].number}" for s in sources])
     favour_pmds(bed)
-    run_for(ovs, 0.5)
-    with Probe(ovs, "out") as probe:
-        run_for(ovs, 3)
-    recording = probe.recording()
-    assert recording.counters.lost == 0
-    records = recording.records
+    records = recorded(ovs, 3)
     sent = bytes_by_flow(records, np.unique(records["flow"]))
-    span = (int(records["time_ns"].max()) - int(records["time_ns"].min())) / NS
+    span = duration(records)
     shares = [float(s) for s in sent / sent.sum()]
     print(f"{frame} B: {sent.sum() * 8 / span / MBIT:.1f} Mbit/s, by flow {shares}")
     write_results("isolation-bytes", {f"{frame} B": shares})
